@@ -1,14 +1,22 @@
 """The problems of the hard deck: what their sessions start from, and the deck's own formulas."""
 
 import ast
+import ctypes
+import importlib.util
 import json
+import re
 import runpy
+import shutil
+import subprocess
+import sysconfig
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, STAND_INS, tool_json
+from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
+KEEP_MAPS = ["fp8_product/candidates/tma", "fp8_block_product/candidates/tma", "moe_up/candidates/roles"]
 PROBLEMS = sorted(path.parent for path in DECK.glob("*/about.json"))
 
 
@@ -71,8 +79,63 @@ def test_the_decks_formulas_and_its_table():
     assert amounts["fp8_product"] == 2 * 4096**3 and amounts["top_k"] == 4 * 131072 + 12 * 64
     assert amounts["w4a16"] == 2 * 4096 + 2048 * 12288 + 4 * 32 * 12288 + 2 * 12288
     assert amounts["paged_decode"] == 8 * 1024 * 8 * 128 * 2 * 2 + 8 * 32 * 128 * 2 * 2
-    scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction) for fraction in (0.1, 0.4)]
-    assert deck["table"]({"kda": scores}).endswith("| 02 kda | 10.0, 10.0 | 0.100, 0.400 | 0.2000 | 0.0135 |")
+    scores = [deck["Score"]({}, 10.0, (9.0, 11.0), fraction, 5.0) for fraction in (0.1, 0.4)]
+    row = "| 02 kda | 10.0, 10.0 | 5.0, 5.0 | 0.100, 0.400 | 0.2000 | 0.4000 | 0.0135 |"
+    assert deck["table"]({"kda": scores}).endswith(row)
+
+
+def test_a_candidate_is_scored_in_place_of_the_example(monkeypatch, tmp_path):
+    """A stand-in for the clock."""
+    pytest.importorskip("torch")
+    deck = runpy.run_path(str(DECK / "score.py"))
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text("def kernel_function(x, k): return 'of the candidate'")
+    seen = []
+
+    def times_us(call, inputs, calls, held_cycles):
+        seen.append(call(*inputs))
+        return [20.0 - 10 * bool(held_cycles)] * 5
+
+    monkeypatch.setitem(deck["measured"].__globals__, "times_us", times_us)
+    page = deck["wiki"].product("H100 SXM")
+    scores = deck["measured"](deck["DECK"]["top_k"], BUNDLE / "examples" / "top_k", candidate, page)
+    assert len(scores) == 5 and set(seen) == {"of the candidate"}
+    assert scores[0].fraction_ahead == 2 * scores[0].peak_fraction
+
+
+def test_the_decks_clock_counts_the_host_unless_the_stream_is_held(monkeypatch):
+    """A stand-in for CUDA: work begins when it is launched, or when the work before it ends."""
+    torch = pytest.importorskip("torch")
+    clock = {"host": 0.0, "stream": 0.0}
+
+    def launch(microseconds, host=2.0):
+        clock["host"] += host
+        clock["stream"] = max(clock["stream"], clock["host"]) + microseconds
+
+    class Event:
+        def __init__(self, enable_timing):
+            pass
+
+        def record(self):
+            launch(0, host=0)
+            self.at = clock["stream"]
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) / 1e3
+
+    flushed = type("Buffer", (), {"zero_": lambda self: launch(50)})
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: flushed())
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: launch(cycles / 2000))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: clock.update(host=max(clock.values())))
+    times_us = runpy.run_path(str(DECK / "score.py"))["times_us"]
+
+    def call():
+        launch(10, host=40)
+        launch(5, host=40)
+
+    assert times_us(call, [], 3) == pytest.approx([85] * 3)
+    assert times_us(call, [], 3, 2_000_000) == pytest.approx([15] * 3)
 
 
 def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left_behind(tmp_path):
@@ -83,36 +146,143 @@ def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("name", ["fp8_product", "fp8_block_product"])
-def test_later_launches_go_to_the_compiled_kernel_and_keep_no_tensor(name):
-    """A stand-in for the kernel, which needs a GPU."""
-    torch, calls = pytest.importorskip("torch"), []
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")
+@pytest.mark.parametrize("candidate", ["fp8_product/tma", "fp8_block_product/tma", "moe_up/roles", "kda/two_products"])
+def test_launches_past_tritons_binder_hand_over_what_it_would(candidate, tmp_path):
     pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
+    if candidate == "moe_up/roles":  # its Gluon
+        pytest.importorskip("triton", minversion="3.6")
+    script = str(BUNDLE / "tests" / "lean_launches.py")
+    code = f"import runpy; runpy.run_path({script!r}, run_name='__main__')"
+    done = forks_with_torch.run(code, DECK, candidate, TRITON_CACHE_DIR=str(tmp_path))
+    if done.returncode == 3:
+        pytest.skip("this Triton keeps its launcher otherwise: all launches go through its binder")
+    assert done.returncode == 0, done.stdout
 
-    class Kernel:
-        def __init__(self, step, compiled):
-            self.step, self.compiled = step, compiled
 
-        def __getitem__(self, grid):
-            def launch(descriptor, *rest, **options):
-                calls.append((self.step, grid, descriptor.base.data_ptr(), rest, options))
-                return self.compiled
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")
+def test_what_launches_cost_the_host_is_told_as_ratios(tmp_path):
+    pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
+    script = BUNDLE / "benchmarks" / "launch_cost.py"
+    code = f"import runpy, sys; sys.path.insert(0, {str(script.parent)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = forks_with_torch.run(code, "--rounds", 3, "--calls", 20, TRITON_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stdout
+    rows = dict(re.findall(r"^\| ([^|]*\w) \|.*\| (\S+) \| \S+ to", done.stdout, re.M))
+    assert "no GPU" in done.stdout and rows["compiled.run, addresses"] == "1.00", done.stdout
+    assert float(rows["kernel[grid], 3 new descriptors"]) > 3 * float(rows["launcher, 3 kept tensor maps"]), done.stdout
 
-            return launch
 
-    launches = runpy.run_path(str(DECK / name / "candidates/tma.py"))["Launches"](
-        Kernel("first", Kernel("later", None))
+@pytest.mark.parametrize(
+    ("candidate", "kernels"), [("fp8_product/tma", ["product"]), ("kda/two_products", ["fold", "walk"])]
+)
+def test_kernels_that_launch_themselves_compile_for_a_gpu_that_is_not_here(candidate, kernels):
+    """Nothing is launched there, and no device is the current one."""
+    pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
+    problem, name = candidate.split("/")
+    files = "--kernel", DECK / problem / "candidates" / f"{name}.py", "--reference", DECK / problem / "reference.py"
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "sm_90")["targets"]
+    assert [kernel["name"] for kernel in target["kernels"]] == kernels
+
+
+def test_candidates_that_keep_tensor_maps_do_it_alike():
+    def launcher(name):
+        text = (DECK / name).read_text()
+        return text[text.index("class Launches") : text.index("return bool(getattr(hook")]
+
+    alike = {launcher(f"{name}.py") for name in KEEP_MAPS}
+    assert len(alike) == 1
+
+
+@pytest.fixture(scope="module")
+def cuda_runtime(tmp_path_factory):
+    """A stand-in for CUDA's runtime, which notes launches; and what builds a candidate's extension on it."""
+    if programs.find("nvcc") is None or shutil.which("gcc") is None:
+        pytest.skip("needs nvcc and gcc")
+    if pytest.importorskip("torch").version.cuda:
+        pytest.skip("this torch has CUDA's own runtime in the process")
+    folder = tmp_path_factory.mktemp("runtime")
+    library = folder / "libcudart_stand_in.so"
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", STAND_INS / "cudart.c", "-o", library], check=True)
+    runtime = ctypes.CDLL(str(library))
+
+    def built(candidate: dict, name: str, constants: list[str]):
+        source, extension = folder / f"{name}.cu", folder / f"{name}.so"
+        source.write_text(candidate["CUDA"])
+        defined = [f"-D{constant}={candidate[constant]}" for constant in constants] + [f"-DTORCH_EXTENSION_NAME={name}"]
+        python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=sm_90a"
+        options = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python, *defined]
+        subprocess.run([programs.find("nvcc"), *options, source, library, "-o", extension], check=True)
+        spec = importlib.util.spec_from_file_location(name, extension)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module.run
+
+    return runtime, built
+
+
+X, W, Y, SCALE_X, SCALE_W, COPIES, STREAM = (number << 20 for number in range(1, 8))
+
+
+def test_the_launcher_of_the_fp8_product_hands_over_its_arguments(cuda_runtime):
+    runtime, built = cuda_runtime
+    run = built(runpy.run_path(str(DECK / "fp8_product/candidates/cluster.py")), "fp8_product", ["STAGES", "GROUP"])
+    words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    wanted, launched = (ctypes.c_int.in_dll(runtime, name) for name in ("wanted", "launched"))
+
+    def call(rows, columns, depth, copies=0):
+        before = launched.value
+        assert run(X, W, Y, SCALE_X, SCALE_W, True, copies, rows, columns, depth, STREAM) == 0
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+        return launched.value - before
+
+    wanted.value = 8
+    assert call(256, 1024, 512) == 1 and grid[0] == 8  # four tiles of 256 x 256, two blocks each
+    assert (
+        words[:5] == [X, W, Y, SCALE_X, SCALE_W]
+        and words[5] & 0xFFFFFFFF == 1
+        and words[6] == Y
+        and words[7] & 0xFFFFFFFF
     )
-    tensors = [torch.zeros(16, 16) for _ in range(3)]
-    for tensor in tensors:
-        launches("a shape", (3, 1, 1), [(tensor, [16, 16])], (7,), (128,), num_warps=4)
-    assert [call[0] for call in calls] == ["first", "later", "later"]
-    assert [call[2] for call in calls] == [tensor.data_ptr() for tensor in tensors]
-    assert {call[1] for call in calls} == {(3, 1, 1)} and {call[3] for call in calls} == {(7, 128)}
-    assert [call[4] for call in calls] == [{"num_warps": 4}, {}, {}]
-    launches("another", (1, 1, 1), [(tensors[0], [8, 16])], (), ())
-    assert calls[-1][0] == "first"
-    assert all(one.base is None for described, _ in launches.ready.values() for one in described)
+    assert call(256, 1023, 512) == 1 and words[2] == X and not words[7] & 0xFFFFFFFF  # y not by TMA
+    wanted.value = 2
+    assert call(65, 64, 100, COPIES) == 2 and words[:2] == [COPIES, COPIES + 65 * 112]
+    wanted.value = 6
+    assert call(32, 640, 512) == 1 and grid[0] == 10
+    assert words[:4] == [X, W, SCALE_X, SCALE_W] and words[5] == Y
+
+
+def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments(cuda_runtime):
+    runtime, built = cuda_runtime
+    candidate = runpy.run_path(str(DECK / "w4a16/candidates/fragments.py"))
+    run = built(candidate, "w4a16", candidate["CHOSEN"])
+    first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    words = (ctypes.c_uint64 * 16).in_dll(runtime, "words")
+    for rows, columns, width in ((1, 12288, 64), (1, 4096, 32), (8, 4096, 64), (16, 4096, 64), (32, 4096, 64)):
+        ctypes.c_int.in_dll(runtime, "wanted").value = 1
+        assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
+        assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == rows | columns << 32
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM and grid[0] == columns // width, (
+            rows,
+            columns,
+        )
+    ctypes.c_int.in_dll(runtime, "wanted").value = 3
+    assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
+    assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
+
+
+def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):
+    """Stand-ins for CUDA's answers."""
+    torch, captured = pytest.importorskip("torch"), []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda number, dtype, device: zeros(number, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: bool(captured))
+    counters = runpy.run_path(str(DECK / "paged_decode/candidates/last_block.py"))["counters"]
+    kept = counters(0, 7, 10)
+    assert counters(0, 7, 10) is kept and counters(0, 7, 5) is kept and counters(0, 8, 10) is not kept
+    captured.append("a graph")
+    assert counters(0, 7, 10) is not kept and not counters(0, 7, 10).any()
+    captured.clear()
+    assert counters(0, 7, 10) is kept and len(counters(0, 7, 11)) == 11
 
 
 def test_the_backward_pass_of_attention_is_that_of_autograd():

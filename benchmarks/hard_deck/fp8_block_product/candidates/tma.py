@@ -4,14 +4,18 @@ A step is one block of scales: a product of 128 of k into fresh sums, then one f
 two tiles of rows with one tile of w, so that a step of 256 x 128 needs the registers of 128 x 128 sums in flight only.
 AHEAD loads the scales of the next step before this step's product. Up to 64 rows of x take the transposed product with
 deep stages; rows of unaligned length are copied to rows of whole 16 bytes first. After the first call of a shape the
-descriptors are given other tensors and the compiled kernel is launched past Triton's binder, which saves host time.
+compiled kernel is launched with addresses and kept tensor maps, which saves host time; that form did not run on a GPU.
 """
 
+import copy
 import functools
+import inspect
 
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 SPACE = [
@@ -48,7 +52,7 @@ def realign(x, y, rows, K, WORDS: tl.constexpr):
     """Rows of K bytes to rows of the next multiple of 16; what is new is 0. y is made of words."""
     row = tl.program_id(0).to(tl.int64)
     pitch = (K + 15) // 16 * 4
-    total = rows.to(tl.int64) * K
+    total = tl.cast(rows, tl.int64) * K  # 1 is a constant, which has no .to
     edge = total // 4
     words = x.to(tl.pointer_type(tl.int32), bitcast=True)
     tail = tl.arange(0, 4)
@@ -143,30 +147,86 @@ def few(
 
 
 class Launches:
-    """Launches of one kernel. The first of a key goes through Triton; later ones reuse its descriptors, with the bases of
-    this call, and its compiled code. A key must hold all that Triton specialises on, and all that a descriptor is made of
-    but the base. The CPU interpreter compiles nothing: there only the descriptors are reused."""
+    """Launches of one kernel. The first of a key goes through Triton, later ones straight to its compiled code. Triton
+    compiles for numbers that are 1 or multiples of 16, and for pointers to multiples of 16: those are looked at here. The
+    key must hold the type and the device of every tensor, since nobody looks at an address again, and `rest` the sizes of
+    what is described. The CPU interpreter compiles nothing, and always goes through Triton."""
 
     def __init__(self, kernel):
-        self.kernel, self.ready = kernel, {}
+        self.kernel, self.ready, self.compiles = kernel, {}, isinstance(kernel, triton.JITFunction)
 
-    def __call__(self, key, grid, tiles, rest, constants, **options):
-        """tiles: (tensor, block) of each descriptor, the kernel's first parameters; then rest, then constants."""
+    def __call__(self, key, grid, tiles, pointers, rest, **options):
+        """tiles: what describes the kernel's first parameters, (tensor, block); pointers: tensors, the next ones; rest: numbers
+        and constants."""
+        if not self.compiles:
+            return self.bound(grid, tiles, pointers, rest, options)
+        addresses = [tensor.data_ptr() for tensor in pointers]
+        device = driver.active.get_current_device()  # a compiled kernel is loaded on one
+        key = device, key, rest, *[address % 16 for address in addresses], *options.values()
+        ready = self.ready.get(key)
+        if ready and not hooked():
+            return ready(grid, driver.active.get_current_stream(device), tiles, addresses, rest)
+        compiled = self.bound(grid, tiles, pointers, rest, options)
         if key not in self.ready:
-            self.ready[key] = [TensorDescriptor.from_tensor(tensor, block) for tensor, block in tiles], None
-        described, compiled = self.ready[key]
-        for descriptor, (tensor, _) in zip(described, tiles, strict=True):
-            descriptor.base = tensor
-        if compiled is None:
-            compiled = self.kernel[grid](*described, *rest, *constants, **options)
-            self.ready[key] = described, compiled
-        else:
-            compiled[grid](*described, *rest, *constants)
-        for descriptor in described:
-            descriptor.base = None  # keeps no tensor alive
+            self.ready[key] = Ready.of(compiled, tiles)
+
+    def bound(self, grid, tiles, pointers, rest, options):
+        """A launch through Triton's binder."""
+        described = [TensorDescriptor.from_tensor(*tile) for tile in tiles]
+        return self.kernel[grid](*described, *pointers, *rest, **options)
 
 
-of_many, of_few = Launches(product), Launches(few)
+class Ready:
+    """A compiled kernel that takes addresses. Tensor maps are kept by address: a map says where a tensor lies and how it is
+    cut, and nothing of its contents."""
+
+    MOST_MAPS = 64  # of a parameter
+
+    def __init__(self, compiled, tiles):
+        self.run, self.function, self.metadata = compiled.run, compiled.function, compiled.packed_metadata
+        self.maps, self.cuts = [{} for _ in tiles], compiled.metadata.tensordesc_meta if tiles else ()
+        if tiles:
+            from triton.backends.nvidia.driver import make_tensordesc_arg
+
+            self.made = make_tensordesc_arg
+            self.more = (None,) * (len(inspect.signature(self.made).parameters) - 2)  # Triton 3.9 takes a third
+            self.run = copy.copy(compiled.run)
+            around = compiled.run.launch  # makes maps of descriptors, then calls what launches
+            cells = zip(around.__code__.co_freevars, around.__closure__, strict=True)
+            self.run.launch = {name: cell.cell_contents for name, cell in cells}["launcher"]
+            if len(self.cuts) != len(tiles) or not all(self.cuts):
+                raise LookupError("a descriptor without a tensor map")
+        if self.function is None:
+            raise LookupError("a kernel that was compiled and not launched")
+
+    @classmethod
+    def of(cls, compiled, tiles):
+        """None where this Triton keeps its launcher otherwise: then all launches go through Triton."""
+        try:
+            return cls(compiled, tiles)
+        except (AttributeError, ImportError, LookupError, TypeError, ValueError):
+            return None
+
+    def __call__(self, grid, stream, tiles, addresses, rest):
+        arguments = []
+        for maps, cut, tile in zip(self.maps, self.cuts, tiles, strict=True):
+            address = tile[0].data_ptr()
+            made = maps.get(address)
+            if made is None:
+                if len(maps) >= self.MOST_MAPS:
+                    maps.clear()
+                made = maps[address] = self.made(TensorDescriptor.from_tensor(*tile), cut, *self.more)
+            arguments += made
+        self.run(*grid, stream, self.function, self.metadata, None, None, None, *arguments, *addresses, *rest)
+
+
+def hooked():
+    """Whether somebody, such as a profiler, wants to hear of launches; a chain of hooks in Triton 3.6, else one or None."""
+    hook = knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
+
+
+of_many, of_few, of_copies = Launches(product), Launches(few), Launches(realign)
 
 
 @functools.cache
@@ -184,43 +244,51 @@ def many_rows(x, weight, y, scale_x, scale_w, key):
     tiles = [(x, [BM, BLOCK]), (weight, [BLOCK, BLOCK])]
     # Where TMA cannot address y, the third descriptor is one of x that nothing reads.
     tiles.append((y, [BM, BLOCK]) if by_tma else tiles[0])
-    rest = y, scale_x, scale_w, M, N, blocks
-    constants = BM, BLOCK, GROUP, TALL, by_tma, bool(FLATTEN), AHEAD
-    of_many(key, (blocks_of_grid, 1, 1), tiles, rest, constants, num_warps=WARPS, num_stages=STAGES)
+    rest = M, N, blocks, BM, BLOCK, GROUP, TALL, by_tma, bool(FLATTEN), AHEAD
+    of_many(key, (blocks_of_grid, 1, 1), tiles, (y, scale_x, scale_w), rest, num_warps=WARPS, num_stages=STAGES)
 
 
 def few_rows(x, weight, y, scale_x, scale_w, key):
     (M, N), blocks = y.shape, scale_x.shape[1]
-    rows = max(16, triton.next_power_of_2(M))
+    rows = max(16, 1 << (M - 1).bit_length())
     tiles = [(x, [rows, BLOCK]), (weight, [FEW_BN, BLOCK])]
-    rest = y, scale_x, scale_w, M, N, blocks
-    of_few(key, (-(-N // FEW_BN), 1, 1), tiles, rest, (rows, FEW_BN, BLOCK, FEW_STAGES), num_warps=4)
+    rest = M, N, blocks, rows, FEW_BN, BLOCK, FEW_STAGES
+    of_few(key, (-(-N // FEW_BN), 1, 1), tiles, (y, scale_x, scale_w), rest, num_warps=4)
 
 
 def realigned(x):
     """x, or a copy of it whose rows begin at multiples of 16 bytes: what TMA can address."""
     rows, K = x.shape
-    if K % 16 == 0 and x.stride() == (K, 1) and x.data_ptr() % 16 == 0:
+    if x.stride() != (K, 1):
+        x = x.contiguous().view(-1).view(rows, K)
+    if K % 16 == 0 and x.data_ptr() % 16 == 0:
         return x
-    x = x.contiguous().view(-1).view(rows, K)
     if x.data_ptr() % 4:
         x = x.clone()
-    y = torch.empty(rows, -(-K // 16) * 16, dtype=x.dtype, device=x.device)
-    realign[(rows,)](x, y.view(torch.int32), rows, K, WORDS=1024, num_warps=8)
+    y = x.new_empty((rows, -(-K // 16) * 16))
+    of_copies((x.get_device(), x.dtype), (rows, 1, 1), (), (x, y.view(torch.int32)), (rows, K, 1024), num_warps=8)
     return y
 
 
-def kernel_function(x, weight, scale_x, scale_w):
+def product_of(x, weight, scale_x, scale_w, device):
     (M, K), N = x.shape, weight.shape[0]
     blocks = -(-K // BLOCK)
     if weight.shape[1] != K or scale_x.shape != (M, blocks) or scale_w.shape != (-(-N // BLOCK), blocks):
         raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the scales do not fit together")
     if max(M, N, K) >= 2**30 or M * blocks >= 2**31:
         raise ValueError("a side of the product is too long")
+    key = device, weight.get_device(), scale_x.get_device(), scale_w.get_device()
+    key += K, x.dtype, weight.dtype, scale_x.dtype, scale_w.dtype  # K sizes what is described
     x, weight, scale_x, scale_w = realigned(x), realigned(weight), scale_x.contiguous(), scale_w.contiguous()
-    y = torch.empty(M, N, dtype=torch.bfloat16, device=x.device)
-    # Triton compiles for pointers to multiples of 16, and for numbers that are 1 or multiples of 16.
-    aligned = scale_x.data_ptr() % 16 == 0, scale_w.data_ptr() % 16 == 0
+    y = x.new_empty((M, N), dtype=torch.bfloat16)
     launch = few_rows if M <= 64 else many_rows
-    launch(x, weight, y, scale_x, scale_w, (x.device, x.dtype, scale_x.dtype, scale_w.dtype, M, N, K, aligned))
+    launch(x, weight, y, scale_x, scale_w, key)
     return y
+
+
+def kernel_function(x, weight, scale_x, scale_w):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, weight, scale_x, scale_w, device)
+    return product_of(x, weight, scale_x, scale_w, device)

@@ -6,23 +6,24 @@ of the tile of w for both, so a step brings 32 KB into a multiprocessor in place
 Tried on an H200: blocks that share nothing take 1.1 % longer at 4096^3 and 6.0 % at n = 14336, so no choice by shape.
 Up to 64 rows of x: the transposed product, whose 64 rows are those of w; a block walks all of k with up to 200 KB in
 flight. Where k is no multiple of 16, TMA cannot address the rows: one kernel copies both operands to rows of whole 16
-bytes first, a funnel shift a word. All launches of a call cost the host one call into the extension.
+bytes first, a funnel shift a word. All launches of a call cost the host one call into the extension. Since it ran on a
+GPU, its launcher lost pybind11, the stream's Python object, and what a device needs to be told or asked once.
 """
-
-import functools
 
 import torch
 from torch.utils.cpp_extension import load_inline
 
+try:
+    from torch._C import _cuda_getCurrentRawStream as stream_of  # makes no torch.cuda.Stream
+except ImportError:
+
+    def stream_of(device):
+        return torch.cuda.current_stream(device).cuda_stream
+
+
 SPACE = {"GROUP": [2, 4, 8]}
 STAGES = 4  # of the ring of operands
 GROUP = 4  # pairs of row tiles that are walked together
-
-DECLARATION = r"""
-#include <pybind11/pybind11.h>
-#include <cstdint>
-void product(int64_t x, int64_t w, int64_t y, int64_t scale_x, int64_t scale_w, int per_row, int64_t copies, int rows, int columns, int depth, int64_t stream);
-"""
 
 
 def wgmma(n):
@@ -38,12 +39,12 @@ def wgmma(n):
 
 
 CUDA = r"""
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
-#include <stdexcept>
-#include <string>
 
 typedef uint32_t u32;
 constexpr int BM = 128, BN = 256, BK = 128, CLUSTER = 2, THREADS = 384;
@@ -273,75 +274,105 @@ __global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, in
     }
 }
 
-void must(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
+// All return 0 or an error: CUDA's, or 10000 and the driver's.
+#define MUST(call) do { int error = int(call); if (error) return error; } while (0)
 
-CUtensorMap map_of(int64_t data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
+int map_of(CUtensorMap& map, const void* data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
     static void* encode = nullptr;
     cudaDriverEntryPointQueryResult result;
-    if (!encode) must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result), "entry point");
-    CUtensorMap map;
+    if (!encode) MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result));
     cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)pitch * bytes};
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
     CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(&map, type, 2, (void*)data, sizes, strides, box, one,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error != CUDA_SUCCESS) throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(error));
-    return map;
+    return error == CUDA_SUCCESS ? 0 : 10000 + int(error);
 }
 
-template <int FEW> void few_rows(int64_t x, int64_t w, const float* scale_x, const float* scale_w, int per_row, __nv_bfloat16* y, Shape s, int depth, cudaStream_t stream) {
-    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, depth, depth, FEW, BK);
-    const CUtensorMap w_map = map_of(w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, depth, depth, 64, BK);
-    must(cudaFuncSetAttribute(few_rows_kernel<FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<FEW>::BYTES), "shared memory");
-    few_rows_kernel<FEW><<<(s.columns + 63) / 64, 160, Ring<FEW>::BYTES, stream>>>(x_map, w_map, scale_x, scale_w, per_row, y, s);
+struct Operands { const void *x, *w; __nv_bfloat16* y; const float *scale_x, *scale_w; int per_row, depth; cudaStream_t stream; };
+constexpr int DEVICES = 64;  // that are remembered
+
+template <int FEW> int few_rows(const Operands& o, const Shape& s) {
+    static bool told[DEVICES] = {};
+    CUtensorMap x_map, w_map;
+    MUST(map_of(x_map, o.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, o.depth, o.depth, FEW, BK));
+    MUST(map_of(w_map, o.w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, o.depth, o.depth, 64, BK));
+    int device;
+    MUST(cudaGetDevice(&device));
+    if (device >= DEVICES || !told[device]) MUST(cudaFuncSetAttribute(few_rows_kernel<FEW>, cudaFuncAttributeMaxDynamicSharedMemorySize, Ring<FEW>::BYTES));
+    if (device < DEVICES) told[device] = true;
+    few_rows_kernel<FEW><<<(s.columns + 63) / 64, 160, Ring<FEW>::BYTES, o.stream>>>(x_map, w_map, o.scale_x, o.scale_w, o.per_row, o.y, s);
+    return 0;
 }
 
-void many_rows(int64_t x, int64_t w, const float* scale_x, const float* scale_w, int per_row, __nv_bfloat16* y, Shape s, int depth, cudaStream_t stream) {
+int many_rows(const Operands& o, const Shape& s) {
+    static int of_device[DEVICES] = {};  // multiprocessors; 0 where nothing was asked yet
     const bool by_tma = s.columns % 8 == 0;
-    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, depth, depth, BM, BK);
-    const CUtensorMap w_map = map_of(w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, depth, depth, BN / 2, BK);
-    const CUtensorMap y_map = by_tma ? map_of((int64_t)y, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, s.rows, s.columns, s.columns, 64, 64) : x_map;
+    CUtensorMap x_map, w_map, y_map;
+    MUST(map_of(x_map, o.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, o.depth, o.depth, BM, BK));
+    MUST(map_of(w_map, o.w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.columns, o.depth, o.depth, BN / 2, BK));
+    y_map = x_map;
+    if (by_tma) MUST(map_of(y_map, o.y, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, s.rows, s.columns, s.columns, 64, 64));
     int device, multiprocessors;
-    must(cudaGetDevice(&device), "device");
-    must(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device), "multiprocessors");
-    must(cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES), "shared memory");
-    product_kernel<<<min(multiprocessors / CLUSTER, s.tiles) * CLUSTER, THREADS, SHARED_BYTES, stream>>>(x_map, w_map, y_map, scale_x, scale_w, per_row, y, by_tma, s);
+    MUST(cudaGetDevice(&device));
+    multiprocessors = device < DEVICES ? of_device[device] : 0;
+    if (!multiprocessors) {
+        MUST(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+        MUST(cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES));
+        if (device < DEVICES) of_device[device] = multiprocessors;
+    }
+    product_kernel<<<min(multiprocessors / CLUSTER, s.tiles) * CLUSTER, THREADS, SHARED_BYTES, o.stream>>>(x_map, w_map, y_map, o.scale_x, o.scale_w, o.per_row, o.y, by_tma, s);
+    return 0;
 }
 
-void product(int64_t x, int64_t w, int64_t y, int64_t scale_x, int64_t scale_w, int per_row, int64_t copies, int rows, int columns, int depth, int64_t stream) {
-    cudaStream_t on = (cudaStream_t)stream;
+int product(Operands o, void* copies, int rows, int columns) {
     if (copies) {
-        const int pitch = (depth + 15) / 16 * 16;
-        realign_kernel<<<rows + columns, 128, 0, on>>>((const uint8_t*)x, (const uint8_t*)w, (uint4*)copies, rows, columns, depth, pitch);
-        x = copies, w = copies + (int64_t)rows * pitch, depth = pitch;
+        const int pitch = (o.depth + 15) / 16 * 16;
+        realign_kernel<<<rows + columns, 128, 0, o.stream>>>((const uint8_t*)o.x, (const uint8_t*)o.w, (uint4*)copies, rows, columns, o.depth, pitch);
+        o.x = copies, o.w = (const uint8_t*)copies + (int64_t)rows * pitch, o.depth = pitch;
     }
     const int pairs = (rows + CLUSTER * BM - 1) / (CLUSTER * BM);
-    const Shape s = {rows, columns, (depth + BK - 1) / BK, pairs, pairs * ((columns + BN - 1) / BN)};
+    const Shape s = {rows, columns, (o.depth + BK - 1) / BK, pairs, pairs * ((columns + BN - 1) / BN)};
     auto launch = rows <= 8 ? few_rows<8> : rows <= 16 ? few_rows<16> : rows <= 32 ? few_rows<32> : rows <= 64 ? few_rows<64> : many_rows;
-    launch(x, w, (const float*)scale_x, (const float*)scale_w, per_row, (__nv_bfloat16*)y, s, depth, on);
-    must(cudaGetLastError(), "launch");
+    MUST(launch(o, s));
+    return cudaGetLastError();
 }
+
+static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, w, y, scale_x, scale_w, per_row, copies, rows, columns, depth, stream
+    long long a[11];
+    for (int i = 0; i < 11; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    const Operands o = {(void*)a[0], (void*)a[1], (__nv_bfloat16*)a[2], (float*)a[3], (float*)a[4], int(a[5]), int(a[9]), (cudaStream_t)a[10]};
+    return PyLong_FromLong(product(o, (void*)a[6], int(a[7]), int(a[8])));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fp8_product", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """.replace("@WGMMA@", "".join(map(wgmma, (8, 16, 32, 64, 256))))
 
 
-@functools.cache
-def extension():
-    return load_inline(
-        f"fp8_product_{STAGES}_{GROUP}",
-        DECLARATION,
-        CUDA,
-        functions=["product"],
-        no_implicit_headers=True,
-        with_pytorch_error_handling=False,
-        extra_cuda_cflags=[
-            "-O3",
-            "-std=c++17",
-            "-gencode=arch=compute_90a,code=sm_90a",
-            f"-DSTAGES={STAGES}",
-            f"-DGROUP={GROUP}",
-        ],
-    )
+_run = None
+
+
+def built():
+    """The extension's launcher, built once per process."""
+    global _run
+    if _run is None:
+        _run = load_inline(
+            f"fp8_product_{STAGES}_{GROUP}",
+            "",
+            CUDA,
+            no_implicit_headers=True,
+            with_pytorch_error_handling=False,
+            extra_cuda_cflags=[
+                "-O3",
+                "-std=c++17",
+                "-gencode=arch=compute_90a,code=sm_90a",
+                f"-DSTAGES={STAGES}",
+                f"-DGROUP={GROUP}",
+            ],
+        ).run
+    return _run
 
 
 def dense(x):
@@ -350,18 +381,20 @@ def dense(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def kernel_function(x, weight, scale_x, scale_w):
-    (M, K), N, scales = x.shape, weight.shape[0], scale_w.numel()
-    if weight.shape[1] != K or scale_x.numel() != 1 or scales not in (1, N) or min(M, N, K) < 1:
+def product_of(x, weight, scale_x, scale_w, device):
+    (M, K), (N, depth), scales = x.shape, weight.shape, scale_w.numel()
+    if depth != K or scale_x.numel() != 1 or scales not in (1, N) or min(M, N, K) < 1:
         raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the scales do not fit together")
     if max(M, N, K) >= 2**30:
         raise ValueError("a side of the product is too long")
     if not x.dtype == weight.dtype == torch.float8_e4m3fn or not scale_x.dtype == scale_w.dtype == torch.float32:
         raise ValueError("x and weight must be float8_e4m3fn, the scales float32")
+    if not device == weight.get_device() == scale_x.get_device() == scale_w.get_device():
+        raise ValueError("the operands and their scales must be on one device")
     x, weight, scale_w = dense(x), dense(weight), scale_w.contiguous()
-    y = torch.empty((M, N), dtype=torch.bfloat16, device=x.device)
-    copies = torch.empty((M + N, -(-K // 16) * 16), dtype=torch.uint8, device=x.device) if K % 16 else None
-    extension().product(
+    y = x.new_empty((M, N), dtype=torch.bfloat16)
+    copies = x.new_empty((M + N, -(-K // 16) * 16), dtype=torch.uint8) if K % 16 else None
+    error = (_run or built())(
         x.data_ptr(),
         weight.data_ptr(),
         y.data_ptr(),
@@ -372,6 +405,16 @@ def kernel_function(x, weight, scale_x, scale_w):
         M,
         N,
         K,
-        torch.cuda.current_stream(x.device).cuda_stream,
+        stream_of(device),
     )
+    if error:
+        raise RuntimeError(f"fp8_product: CUDA error {error}")
     return y
+
+
+def kernel_function(x, weight, scale_x, scale_w):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, weight, scale_x, scale_w, device)
+    return product_of(x, weight, scale_x, scale_w, device)

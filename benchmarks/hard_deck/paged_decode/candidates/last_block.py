@@ -386,10 +386,12 @@ def slots(device):
 
 
 def counters(device, stream, number):
-    own = _counters.get((device, stream))
+    """A graph gets its own: it writes their zeros when it runs, and may run beside calls, or after ours have been replaced."""
+    graph = torch.cuda.is_current_stream_capturing()
+    own = None if graph else _counters.get((device, stream))
     if own is None or own.numel() < number:
         own = torch.zeros(number, dtype=torch.int32, device=f"cuda:{device}")
-        if not torch.cuda.is_current_stream_capturing():  # a graph's zeros are written when it runs
+        if not graph:
             _counters[device, stream] = own
     return own
 
@@ -424,10 +426,9 @@ def launch(query, cache, table, lengths, out, device):
     _, page, kv_heads, _ = cache.shape
     stream, blocks, group = stream_of(device), slots(device), heads // kv_heads
     inner = kv_heads * -(-group // 16)
-    chunks = requests + -(
-        -blocks // inner
-    )  # at least as many as there are parts, since each part is rounded up by less than one
-    parts = torch.empty(chunks * inner * min(group, 16) * (width + 4), dtype=torch.float32, device=query.device)
+    # At least as many chunks as there are parts, since each part is rounded up by less than one.
+    chunks = requests + -(-blocks // inner)
+    parts = query.new_empty(chunks * inner * min(group, 16) * (width + 4), dtype=torch.float32)
     error = (_run or built())(
         query.data_ptr(),
         cache.data_ptr(),
