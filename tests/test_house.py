@@ -186,7 +186,18 @@ def test_every_test_has_a_time_limit_and_one_on_a_gpu_a_longer_one(pytestconfig,
         "    (other,) = [item for item in request.session.items if item.name == 'test_of_a_gpu']\n"
         f"    assert other.get_closest_marker('timeout').args == ({GPU_TEST_S},)\n"
     )
-    command = ["-m", "pytest", "-p", "no:xdist", "-c", BUNDLE / "pyproject.toml", "--rootdir", tmp_path, "-o", "timeout=2"]
+    command = [
+        "-m",
+        "pytest",
+        "-p",
+        "no:xdist",
+        "-c",
+        BUNDLE / "pyproject.toml",
+        "--rootdir",
+        tmp_path,
+        "-o",
+        "timeout=2",
+    ]
     options = {
         "timeout": usual / 2,
         "cwd": tmp_path,

@@ -2,7 +2,8 @@
 """Other libraries as opponents, for a GPU machine without a network: prepared here into one folder, installed from it there.
 
 python benchmarks/hard_deck/opponents.py prepare FOLDER [NAME ...]   # needs a package registry; see flashinfer below
-python benchmarks/hard_deck/opponents.py install FOLDER SITE [NAME ...]; export PYTHONPATH=SITE
+python benchmarks/hard_deck/opponents.py install FOLDER SITE [NAME ...]
+export PYTHONPATH=SITE:SITE/nvidia_cutlass_dsl/python_packages
 
 Each library becomes FOLDER/NAME.tar.xz, the part of its wheel that its opponents use. Run prepare with the Python, torch
 and CUDA of the GPU machine. flashinfer needs torch, apache-tvm-ffi, ninja, g++ and nvcc too: its kernels are built ahead,
@@ -163,6 +164,11 @@ LIBRARIES = {
     "gemlite": Library("gemlite==0.6.0.post2", lambda path: path.startswith("gemlite/")),
     "vllm": Library("vllm==0.33.0", of_vllm, finish_vllm),
     "deep_gemm": Library("sgl-deep-gemm==0.2.0", lambda path: path.startswith("deep_gemm/")),
+    "quack": Library(
+        "quack-kernels==0.2.4",
+        lambda path: path.startswith("quack/"),
+        beside=("nvidia-cutlass-dsl==4.3.5", "apache-tvm-ffi==0.1.15.post2"),
+    ),
 }
 
 

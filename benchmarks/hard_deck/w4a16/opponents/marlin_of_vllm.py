@@ -14,7 +14,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 INSTALL = "vllm is not installed in this environment; run: pip install vllm==0.33.0"
-GROUP = 128
+LOCKS = 4  # a multiprocessor, as vLLM allocates them; Marlin resets them
 ROWS_AND_COLUMNS = [row + 8 * column for row in range(8) for column in range(8)]  # an 8 x 8 tile, transposed
 EVEN_FIRST = [0, 2, 4, 6, 1, 3, 5, 7]
 UINT4 = 4 << 8  # vLLM's ScalarType: bits of the mantissa at 8, ...
@@ -71,13 +71,22 @@ def layer(packed, scales, zeros):
     weights = marlin.gptq_marlin_repack(along_k, depth, columns, 4, False)
     points = in_words(of_fragments(zeros.int()).unflatten(-1, (-1, 8))[..., EVEN_FIRST].flatten(-2))
     multiprocessors = torch.cuda.get_device_properties(packed.device).multi_processor_count
-    locks = torch.zeros(multiprocessors, dtype=torch.int32, device=packed.device)
+    locks = torch.zeros(LOCKS * multiprocessors, dtype=torch.int32, device=packed.device)
     return weights, of_fragments(scales), points, locks
 
 
 def kernel_function(x, packed, scales, zeros):
     weights, of_groups, points, locks = kept(lambda: layer(packed, scales, zeros), packed, scales, zeros)
     rows, depth, columns = len(x), x.shape[1], packed.shape[1]
-    absent = (None, weights, None, of_groups, None, None, points, locks)  # None: output, bias, scales of x, global scale
+    absent = (
+        None,
+        weights,
+        None,
+        of_groups,
+        None,
+        None,
+        points,
+        locks,
+    )  # None: output, bias, scales of x, global scale
     sums_in_fp32 = (False, True, False)  # no atomic additions, partial sums in fp32, zero points are integers
     return marlin.marlin_gemm(x, *absent, UINT4, rows, columns, depth, *sums_in_fp32)
