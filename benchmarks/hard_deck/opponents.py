@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Other libraries as opponents, for a GPU machine without a network: prepared here into one folder, installed from it there.
+"""Other libraries as opponents, for a GPU machine without a network: prepared into a folder, installed from it there.
 
 python benchmarks/hard_deck/opponents.py prepare FOLDER [NAME ...]   # needs a package registry; see flashinfer below
 python benchmarks/hard_deck/opponents.py install FOLDER SITE [NAME ...]
 export PYTHONPATH=SITE:SITE/nvidia_cutlass_dsl/python_packages
 
-Each library becomes FOLDER/NAME.tar.xz, the part of its wheel that its opponents use. Run prepare with the Python, torch
-and CUDA of the GPU machine. flashinfer needs torch, apache-tvm-ffi, ninja, g++ and nvcc too: its kernels are built ahead,
-for cards of 9.0 (hours may pass where few cores are free: its top-k takes most). NAME: default all."""
+Each library becomes FOLDER/NAME.tar.xz: the part of its wheel that its opponents use. Run prepare with the Python,
+torch and CUDA of the GPU machine. flashinfer also needs torch, apache-tvm-ffi, ninja, g++ and nvcc: its kernels are
+built ahead, for cards of 9.0. NAME: default all."""
 
 import argparse
 import ast
@@ -75,11 +75,12 @@ def build_flashinfer(site: Path) -> None:
         unpack(wheel, whole, lambda path: True)
     links = site.parent / "links"
     links.mkdir()
-    stub_of_the_driver(links)
+    link_what_the_toolkit_may_lack(links)
     environment = {
         **os.environ,
         "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
         "FLASHINFER_WORKSPACE_BASE": str(site.parent),
+        "CPATH": f"{links}:{os.environ.get('CPATH', '')}",
         "LIBRARY_PATH": f"{links}:{os.environ.get('LIBRARY_PATH', '')}",
         "PYTHONPATH": str(whole),
     }
@@ -93,13 +94,15 @@ def build_flashinfer(site: Path) -> None:
         shutil.copy(library, target)
 
 
-def stub_of_the_driver(folder: Path) -> None:
-    """An empty libcuda to link with, and the CUDA runtime of torch, if the toolkit has none."""
+def link_what_the_toolkit_may_lack(folder: Path) -> None:
+    """An empty libcuda to link with, and the CUDA runtime and the headers of cuRAND that torch brought."""
     linked = ["g++", "-shared", "-x", "c++", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so"]
     subprocess.run(linked, check=True)
-    found = [runtime for place in sys.path for runtime in Path(place).glob("nvidia/*/lib/libcudart.so.*")]
-    if found:
-        (folder / "libcudart.so").symlink_to(found[0])
+    parts = {"lib/libcudart.so.*": lambda found: "libcudart.so", "include/curand*.h": lambda found: found.name}
+    for pattern, name in parts.items():
+        for found in (one for place in sys.path for one in Path(place).glob(f"nvidia/*/{pattern}")):
+            (folder / name(found)).unlink(missing_ok=True)
+            (folder / name(found)).symlink_to(found)
 
 
 def of_vllm(path: str) -> bool:
