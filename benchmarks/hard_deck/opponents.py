@@ -64,22 +64,26 @@ class Library:
     beside: tuple[str, ...] = ()
 
 
-def python_of_flashinfer(path: str) -> bool:
-    return path.startswith("flashinfer/") and path.endswith((".py", "py.typed"))
+def of_flashinfer(path: str) -> bool:
+    """Its Python, and the templates that it fills in before it looks whether a kernel is built."""
+    templates = ("flashinfer/data/csrc/batch_decode", "flashinfer/data/csrc/batch_prefill")
+    return path.startswith(templates) or (path.startswith("flashinfer/") and path.endswith(".py"))
 
 
 def build_flashinfer(site: Path) -> None:
-    """Builds its kernels from the whole wheel, which is unpacked beside `site`, and puts them where it looks first."""
-    whole = site.parent / "whole"
-    for wheel in sorted(site.parent.glob("*.whl")):
-        unpack(wheel, whole, lambda path: True)
-    links = site.parent / "links"
+    """Builds its kernels, and puts them where it looks first. What was built stays in $FLASHINFER_WORKSPACE_BASE, if
+    that is set, and is not built again."""
+    base = Path(os.environ.get("FLASHINFER_WORKSPACE_BASE", site.parent / "build")).resolve()
+    whole, links = base / "whole", site.parent / "links"
+    if not whole.exists():
+        for wheel in sorted(site.parent.glob("*.whl")):
+            unpack(wheel, whole, lambda path: True)
     links.mkdir()
     link_what_the_toolkit_may_lack(links)
     environment = {
         **os.environ,
         "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
-        "FLASHINFER_WORKSPACE_BASE": str(site.parent),
+        "FLASHINFER_WORKSPACE_BASE": str(base),
         "CPATH": f"{links}:{os.environ.get('CPATH', '')}",
         "LIBRARY_PATH": f"{links}:{os.environ.get('LIBRARY_PATH', '')}",
         "PYTHONPATH": str(whole),
@@ -162,7 +166,7 @@ def fat_binaries(library: bytes) -> Iterable[tuple[int, int]]:
 
 LIBRARIES = {
     "flashinfer": Library(
-        "flashinfer-python==0.7.2.post1", python_of_flashinfer, build_flashinfer, ("apache-tvm-ffi==0.1.15.post2",)
+        "flashinfer-python==0.7.2.post1", of_flashinfer, build_flashinfer, ("apache-tvm-ffi==0.1.15.post2",)
     ),
     "gemlite": Library("gemlite==0.6.0.post2", lambda path: path.startswith("gemlite/")),
     "vllm": Library("vllm==0.33.0", of_vllm, finish_vllm),
