@@ -99,10 +99,11 @@ def build_flashinfer(site: Path) -> None:
 
 
 def link_what_the_toolkit_may_lack(folder: Path) -> None:
-    """An empty libcuda to link with, and the CUDA runtime and the headers of cuRAND that torch brought."""
+    """An empty libcuda to link with, and the CUDA runtime and headers that torch brought."""
     linked = ["g++", "-shared", "-x", "c++", os.devnull, "-Wl,-soname,libcuda.so.1", "-o", folder / "libcuda.so"]
     subprocess.run(linked, check=True)
-    parts = {"lib/libcudart.so.*": lambda found: "libcudart.so", "include/curand*.h": lambda found: found.name}
+    headers = {f"include/{library}*.h": lambda found: found.name for library in ("cublas", "curand")}
+    parts = {"lib/libcudart.so.*": lambda found: "libcudart.so", **headers}
     for pattern, name in parts.items():
         for found in (one for place in sys.path for one in Path(place).glob(f"nvidia/*/{pattern}")):
             (folder / name(found)).unlink(missing_ok=True)
