@@ -128,15 +128,16 @@ def finish_vllm(site: Path) -> None:
     enumeration = "from enum import IntEnum\n\n\n" + ast.get_source_segment(text, found) + "\n"
     (site / "vllm" / "v1" / "kv_cache_interface.py").write_text(enumeration)
     for library in site.glob("vllm/*.so"):
-        library.write_bytes(for_one_card(library.read_bytes(), kept={(CUBIN, 90), (PTX, 80), (PTX, 90)}))
+        library.write_bytes(for_one_card(library.read_bytes(), 90))
 
 
-PTX, CUBIN = 1, 2
+PTX = 1
+SMALL_BYTES = 100_000  # vLLM repacks weights by small kernels that exist as PTX of 8.0 alone
 FAT_BINARY = 0xBA55ED50
 
 
-def for_one_card(library: bytes, kept: set[tuple[int, int]]) -> bytes:
-    """The library with zeros in place of the GPU code that is not kept, by (PTX or CUBIN, architecture)."""
+def for_one_card(library: bytes, wanted: int) -> bytes:
+    """The library with zeros in place of the code for other cards than the wanted one (90: 9.0). Small PTX stays."""
     changed = bytearray(library)
     for at, end in fat_binaries(library):
         while at + 16 < end:
@@ -148,7 +149,7 @@ def for_one_card(library: bytes, kept: set[tuple[int, int]]) -> bytes:
             while at < last:
                 kind, _, header, size = struct.unpack_from("<HHIQ", library, at)
                 (card,) = struct.unpack_from("<I", library, at + 28)
-                if (kind, card) not in kept:
+                if card != wanted and not (kind == PTX and size < SMALL_BYTES):
                     changed[at + header : at + header + size] = bytes(size)
                 at += header + size
     return bytes(changed)
