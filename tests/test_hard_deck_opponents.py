@@ -8,6 +8,7 @@ import runpy
 import struct
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -486,6 +487,40 @@ def test_code_for_other_cards_is_zeros_and_the_rest_of_the_library_stays(tool):
     library = elf({".text": b"a" * 64, ".nv_fatbin": fat + bytes(8) + fat})
     without = entries.replace(b"a" * 24, bytes(24)).replace(b"d" * tool["SMALL_BYTES"], bytes(tool["SMALL_BYTES"]))
     assert tool["for_one_card"](library, 90) == library.replace(entries, without)
+
+
+def test_of_vllms_wheel_two_kernels_an_enumeration_and_the_operators_travel(tool, tmp_path, monkeypatch):
+    """A stand-in for pip, which lays a small wheel down."""
+    enumeration = "class KVQuantMode(IntEnum):\n    NONE = 0\n"
+    inside = {
+        f"vllm/v1/attention/ops/triton_{name}.py": "" for name in ("unified_attention", "attention_helpers", "other")
+    }
+    inside |= {"vllm/__init__.py": "import everything\n", "vllm/_C_stable_libtorch.abi3.so": elf({".text": b"a"})}
+    inside |= {"vllm/v1/kv_cache_interface.py": f"import everything\nfrom enum import IntEnum\n\n\n{enumeration}"}
+
+    def pip(command, check):
+        assert command[1:4] == ["-m", "pip", "wheel"] and command[-1] == "vllm==0.33.0" and check
+        wheel = Path(command[command.index("--wheel-dir") + 1]) / "vllm-0.33.0-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            for name, content in inside.items():
+                archive.writestr(name, content)
+
+    monkeypatch.setattr(tool["subprocess"], "run", pip)
+    tool["prepare"]("vllm", tmp_path)
+    tool["install"]("vllm", tmp_path, tmp_path / "site")
+    found = {str(path.relative_to(tmp_path / "site")) for path in (tmp_path / "site").rglob("*") if path.is_file()}
+    assert found == {*inside, *tool["STAND_INS"]} - {"vllm/v1/attention/ops/triton_other.py"}
+    texts = [path.read_text() for path in (tmp_path / "site").rglob("*.py")]
+    assert not any("everything" in text for text in texts)
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    from vllm.logger import init_logger
+    from vllm.platforms import current_platform
+    from vllm.v1.kv_cache_interface import KVQuantMode
+
+    assert KVQuantMode.NONE == 0 and current_platform.fp8_dtype() == torch.float8_e4m3fn
+    init_logger("a").debug_once("said")
+    for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
+        del sys.modules[name]
 
 
 def test_a_prepared_folder_installs_without_a_network(tool, tmp_path, monkeypatch, capsys):
