@@ -1,10 +1,13 @@
 """What masks spare of the FLOPs of attention (worker.masked_products)."""
 
+import contextlib
 import re
+import resource
 import textwrap
+from pathlib import Path
 
 import pytest
-from kernelopt.worker import masked_products, problem, work
+from kernelopt.worker import mask_numbers, masked_products, problem, work
 
 TOKENS, KEYS, WIDTH, WIDE, HEADS = 40, 56, 8, 16, 6
 CAUSAL = TOKENS * (TOKENS + 1) // 2
@@ -262,6 +265,103 @@ def test_a_mask_that_is_too_large_to_be_computed_counts_whole(tmp_path, monkeypa
     assert pairs(tmp_path, body(MASKS["masked_fill"])) == ALL
     assert pairs(tmp_path, body(MASKS["ranges"])) == ALL
     assert pairs(tmp_path, body(MASKS["torch's attention, causal"])) == CAUSAL
+
+
+MADE_IN_STEPS = {  # body, pairs
+    "two triangles": ("m = torch.ones(40, 40, device=q.device)\nm = m.triu(3) + m.tril(-6) > 0", 302),
+    "many steps": ("m = at[:, None] < at\nfor i in range(40): m = m | (at[:, None] + i == at + 30)", 45),
+    "what it is made of is written later": ("a = at.clone()\nm = a[:, None] < a\na += 5\na[3] = 2", CAUSAL),
+    "what is written was made for it": (
+        "a = torch.zeros(40, 40, device=q.device)\nm, n = a == 1, a\na[:20] = 1\nm = m | (n == 0)",
+        20 * 40,
+    ),
+    "a view of what was made": ("m = torch.ones(64, 64, device=q.device).tril()[None, None, :40, :40] == 0", CAUSAL),
+    "a new one like another": ("m = torch.zeros_like(torch.full_like(later, 3)).logical_not().triu(1)", CAUSAL),
+}
+
+
+@pytest.mark.parametrize("piece", [64, 300, 1 << 18])
+@pytest.mark.parametrize(("text", "expected"), MADE_IN_STEPS.values(), ids=MADE_IN_STEPS)
+def test_masks_are_made_piece_by_piece(tmp_path, monkeypatch, text, expected, piece):
+    for module in (mask_numbers, masked_products):
+        monkeypatch.setattr(module, "PIECE", piece)
+    assert pairs(tmp_path, f"s = q @ k.mT\n{text}\nreturn attention(s.masked_fill(m, -INF), v)") == expected
+
+
+IN_PIECES = [
+    "where, least",
+    "added, set",
+    "tril",
+    "tril_indices",
+    "blocks, repeated",
+    "keys first",
+    "torch's attention",
+]
+
+
+@pytest.mark.parametrize("form", IN_PIECES)
+def test_all_forms_are_followed_piece_by_piece(tmp_path, monkeypatch, form):
+    for module in (mask_numbers, masked_products):
+        monkeypatch.setattr(module, "PIECE", 64)
+    assert pairs(tmp_path, body(MASKS[form])) == CAUSAL
+
+
+DISTANCES = "d = (at[:, None] - at).abs()\n"
+MANY_NUMBERS = {  # body, pairs
+    "distances, and a mask": (f"{DISTANCES}s = s - d * 0.1 + self.bias[:40, :40]", CAUSAL),
+    "low distances": (f"{DISTANCES}s = s + (later * -1e9 - d * 100.0)", CAUSAL),
+    "low ones that are still low": ("s = (s + torch.where(later, -2e4 - at * 1.0, -at * 1.0)) * 0.9", CAUSAL),
+    "low ones that are no more": ("s = (s + torch.where(later, -2e4 - at * 1.0, -at * 1.0)) * 0.4", ALL),
+    "many masks": ("for i in range(12): s = s.masked_fill((at[:, None] + at) % 13 == i, -1e9 - i)", 123),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), MANY_NUMBERS.values(), ids=MANY_NUMBERS)
+def test_masks_of_many_numbers(tmp_path, text, expected):
+    assert pairs(tmp_path, f"s = q @ k.mT\n{text}\nreturn attention(s, v)") == expected
+
+
+@contextlib.contextmanager
+def memory(megabytes: int):
+    """Inside, this process gets no more than so much beside what it has."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + (megabytes << 20), before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+MASK_OF_8192 = {
+    "triu": "m = torch.ones(n, n, dtype=torch.bool, device=q.device).triu(1)\ns = s.masked_fill(m, -math.inf)",
+    "added": "s = s + torch.full((n, n), -math.inf, device=q.device).triu(1)",
+    "by hand": "e = torch.where(at[:, None] - at >= 0, s, -1e9)\ns = (e - e.amax(-1, True)).clamp(max=0)",
+}
+LAYERS = "for layer in range(5): s = torch.softmax(s.masked_fill(at[:, None] < at, -math.inf), -1) @ v @ k.mT"
+
+
+@pytest.mark.parametrize(
+    ("mask", "masks", "layers"),
+    [*((mask, 1, 1) for mask in MASK_OF_8192.values()), (f"{LAYERS}\n{MASK_OF_8192['triu']}", 2, 6)],
+    ids=[*MASK_OF_8192, "made anew in each layer"],
+)
+def test_a_mask_takes_little_more_memory_than_a_byte_an_element(tmp_path, mask, masks, layers):
+    counted(tmp_path, body(MASKS["masked_fill"]))  # all that is loaded at the first count
+    path = tmp_path / "large.py"
+    path.write_text(f"""
+import math, torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, q, k, v):
+        n = q.shape[1]
+        at, s = torch.arange(n, device=q.device), q @ k.mT
+{textwrap.indent(mask, 8 * " ")}
+        return torch.softmax(s, -1) @ v
+def get_inputs(): return [torch.randn(2, 8192, 8) for _ in range(3)]
+""")
+    with memory((8192**2 >> 20) * masks + 32):
+        found = work.estimate(problem.Reference(path), "default", None, "cpu").work
+    assert found.flops == layers * 2 * 2 * (8 + 8) * (8192 * 8193 // 2)
 
 
 @pytest.mark.parametrize("form", ["masked_fill", "a buffer", "torch's attention", "by hand"])

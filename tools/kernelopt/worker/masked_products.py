@@ -15,6 +15,8 @@ do; docs/limits.md has the cases in which too much is taken off:
 
 import contextlib
 import math
+import operator
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -24,10 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from . import blank, tensor_trees
+from .mask_constants import Deferred, deferred
+from .mask_numbers import LARGEST, LOW, PIECE, Numbers, TooMany, by_numbers, coded, numbers_of, once, one_thread
 from .traffic import place
-
-LARGEST = 1 << 28  # elements of a tensor that is computed here
-LOW = -1e4  # exp gives 0 for scores so low, beside others of the usual size; models mask with this, -1e9 or -inf
 
 ATEN = torch.ops.aten
 PRODUCTS = {ATEN.mm: 0, ATEN.bmm: 0, ATEN.addmm: 1, ATEN.baddbmm: 1}  # where their two operands begin
@@ -38,23 +39,24 @@ CHAIN = {
     *("add", "sub", "mul", "div", "neg", "tanh", "exp", "exp2", "sigmoid", "clamp", "clamp_min", "clamp_max"),
     *("minimum", "maximum", "masked_fill", "where", "_to_copy", "clone"),
 }
-ALL = torch.ones((), dtype=torch.bool)  # every element
+ALL = Numbers.alike(torch.ones((), dtype=torch.bool, device="cpu"))  # every element
+NONE = ALL.mapped(torch.logical_not)
 
 
 @dataclass(eq=False)
 class Product:
     """A product of matrices. by_operands: the share of its FLOPs that zeros of masks leave. uses: by view of its
-    result, which elements of it are needed, True or False (a dimension of 1 stands for elements that are alike)."""
+    result, which elements of it are needed, True or False."""
 
     flops: int
     elements: int
     by_operands: Fraction
-    uses: dict[tuple, torch.Tensor] = field(default_factory=dict)
+    uses: dict[tuple, Numbers] = field(default_factory=dict)
 
-    def need(self, part: torch.Tensor, needed: torch.Tensor) -> None:
+    def need(self, part: torch.Tensor, needed: Numbers) -> None:
         """part: a view of a blank tensor, which tells where in the result the elements lie."""
         key = tuple(part.shape), part.stride(), part.storage_offset()
-        self.uses[key] = needed | self.uses[key] if key in self.uses else needed
+        self.uses[key] = either(needed, self.uses[key]) if key in self.uses else needed
 
     def spared(self) -> int:
         """FLOPs. Elements that several views need are not told apart: they count once for each."""
@@ -65,14 +67,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Followed:
-    """What is known of a tensor that the inputs decide. numbers: a real tensor of its shape, of stride 0 where elements
-    are alike: what a mask made of it, and NaN elsewhere; None without a mask. sources: the products whose results it
-    holds element by element, each with the view of a blank tensor that tells which elements."""
+    """What is known of a tensor that the inputs decide. numbers: what a mask made of it, NaN elsewhere; None without a
+    mask. sources: the products whose results it holds element by element, each with the view of a blank tensor that
+    tells which elements."""
 
-    numbers: torch.Tensor | None
+    numbers: Numbers | None
     sources: tuple[tuple[Product, torch.Tensor], ...] = ()
 
-    def need(self, needed: torch.Tensor | None = None) -> None:
+    def need(self, needed: Numbers | None = None) -> None:
         """needed: the elements that something uses; None: all."""
         for product, part in self.sources:
             product.need(part, ALL if needed is None else needed)
@@ -84,7 +86,9 @@ class MaskedProducts(TorchDispatchMode):
     def __init__(self, flops_of: dict):
         super().__init__()
         self._flops_of = flops_of
-        self._constants = WeakIdKeyDictionary()  # tensor -> a real one on the CPU
+        self._constants = WeakIdKeyDictionary()  # tensor -> a real one on the CPU, or a Deferred
+        self._coded = WeakIdKeyDictionary()  # tensor -> the Numbers of a constant
+        self._large_codes = weakref.WeakSet()
         self._followed = WeakIdKeyDictionary()  # tensor -> Followed
         self._products: list[Product] = []
         self._paused = True  # until the call begins
@@ -106,7 +110,7 @@ class MaskedProducts(TorchDispatchMode):
 
     def spared(self, outputs: list[torch.Tensor]) -> int:
         """FLOPs that masks spare in the call."""
-        with torch._C._DisableTorchDispatch():
+        with torch._C._DisableTorchDispatch(), one_thread():
             self._need_whole(outputs)
             return sum(product.spared() for product in self._products)
 
@@ -123,7 +127,7 @@ class MaskedProducts(TorchDispatchMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         if function.namespace != "prim":  # which ask for a device
-            with torch._C._DisableTorchDispatch():
+            with torch._C._DisableTorchDispatch(), one_thread():
                 self._see(function, args, kwargs, tensor_trees.input_tensors([result]))
         return result
 
@@ -150,13 +154,45 @@ class MaskedProducts(TorchDispatchMode):
         fits = function.is_view or sum(one.numel() for one in made) <= LARGEST
         single = name_of(function) in CHAIN or torch.Tag.pointwise in function.tags
         by_element = single and not written and not (name_of(function) == "clone" and fits)  # a view may follow a clone
-        real = tensor_trees.map_tensors((args, on_cpu(kwargs)), self._constants.get)
         try:
+            if not written and not function.is_view and len(made) == 1 and made[0].numel() > PIECE:
+                later = self._deferred(function, by_element, args, kwargs, made[0])
+                if later is not None:
+                    return {made[0]: later}
+            self._settle(written)
+            real = tensor_trees.map_tensors((args, on_cpu(kwargs)), self._real)
             results = [by_elements(function, *real)] if by_element else [function(*real[0], **real[1])] if fits else []
             pairs = zip(made, tensor_trees.input_tensors(results), strict=True)
             return {tensor: one.expand(tensor.shape) if by_element else one for tensor, one in pairs}
         except Exception:  # it is too large, or the CPU lacks it
             return {}
+
+    def _deferred(self, function, by_element: bool, args: tuple, kwargs: dict, made: torch.Tensor) -> Deferred | None:
+        """The result of an operation on constants, if it may be put off. Raises ValueError where it is too large."""
+        args, kwargs = tensor_trees.map_tensors((args, on_cpu(kwargs)), self._constants.get)
+        if by_element:
+            later = Deferred(function, args, kwargs, made.shape, made.dtype)
+        else:
+            later = deferred(name_of(function), args, kwargs, made)
+        if later is not None and math.prod(later.shape) > LARGEST:
+            raise ValueError("too large")
+        return later
+
+    def _real(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of a constant."""
+        if isinstance(self._constants[tensor], Deferred):
+            self._constants[tensor] = self._constants[tensor].real()
+        return self._constants[tensor]
+
+    def _settle(self, written: list[torch.Tensor]) -> None:
+        """These constants are about to be written: computes what was put off and needs their numbers of now."""
+        places = {place(self._real(one)) for one in written}
+        if places:
+            self._coded.clear()
+            late = [one for one, held in self._constants.items() if isinstance(held, Deferred)]
+            for one in late:
+                if not places.isdisjoint(self._constants[one].storages()):
+                    self._real(one)
 
     def _found(self, function, args: tuple, kwargs: dict, given: list, made: list) -> dict:
         """What is then known of the results, by tensor. Notes which elements of products the operation needs."""
@@ -172,7 +208,7 @@ class MaskedProducts(TorchDispatchMode):
             if first and first.numbers is not None and operation in SOFTMAX:
                 return self._softmaxed(first, args[1], made[0])
             if first and first.numbers is not None and operation in HIGHEST:
-                first.need(~(once(first.numbers) <= LOW))
+                first.need(first.numbers.mapped(lambda values: ~(values <= LOW)))
                 return {}
         self._need_whole(given)
         return {}
@@ -186,8 +222,16 @@ class MaskedProducts(TorchDispatchMode):
                     raise
                 return views(tensor.contiguous())
 
+        def numbers_of_views(numbers: Numbers | None) -> list[Numbers | None]:
+            if numbers is None:
+                return [None] * len(made)
+            return [numbers.viewed(codes) for codes in views(numbers.expanded(args[0].shape))]
+
+        if any(one.dtype != args[0].dtype for one in made):  # the bits of its elements, read as others
+            known.need()
+            return {}
         try:
-            numbers = [None] * len(made) if known.numbers is None else views(known.numbers)
+            numbers = numbers_of_views(known.numbers)
             parts = [[(product, one) for one in views(part)] for product, part in known.sources]
             sources = zip(*parts, strict=True) if parts else [()] * len(made)
             return {one: Followed(*each) for one, *each in zip(made, numbers, sources, strict=True)}
@@ -199,58 +243,81 @@ class MaskedProducts(TorchDispatchMode):
         before = [self._followed[one] for one in given if one in self._followed]
         numbers = self._numbers(operation, args, kwargs, given) if made.is_floating_point() else None
         masked = any(known.numbers is not None for known in before)
-        if numbers is None or not (masked or (numbers <= LOW).any()):
+        if numbers is None or not (masked or numbers.mapped(lambda values: values <= LOW).any()):
             numbers = None  # no mask, or it is not for softmax
-        ends = numbers is not None and bool((numbers == 0).any())
+        ends = numbers is not None and numbers.mapped(lambda values: values == 0).any()
         sources = []
         for product, part in (source for known in before for source in known.sources):
             if part.shape != made.shape:
                 product.need(part, ALL)
             elif ends:
-                product.need(part, numbers.isnan())
+                product.need(part, numbers.mapped(torch.isnan))
             else:
                 sources.append((product, part))
-        known = Followed(None if numbers is None else numbers.expand(made.shape), tuple(sources))
+        known = Followed(numbers, tuple(sources))
         return {made: known} if sources or numbers is not None else {}
 
-    def _numbers(self, operation, args: tuple, kwargs: dict, given: list) -> torch.Tensor | None:
-        """The result of an operation of CHAIN, NaN where the inputs decide it; None where they decide all. Elements
-        that are alike are there once."""
-
-        def known(tensor: torch.Tensor) -> torch.Tensor | None:
-            return self._followed[tensor].numbers if tensor in self._followed else self._constants.get(tensor)
-
-        def real(tensor: torch.Tensor, flag: bool) -> torch.Tensor:
-            unknown = flag if tensor.dtype == torch.bool else math.nan
-            shape = [1] * tensor.dim()
-            return (
-                torch.full(shape, unknown, dtype=tensor.dtype, device="cpu") if known(tensor) is None else known(tensor)
-            )
-
-        unknown = [one for one in given if known(one) is None]
+    def _numbers(self, operation, args: tuple, kwargs: dict, given: list) -> Numbers | None:
+        """The result of an operation of CHAIN, NaN where the inputs decide it; None where they decide all."""
+        unknown = [one for one in given if not self._is_known(one)]
         if len(unknown) == len(given):
             return None
+
+        def numbers(tensor: torch.Tensor, flag: bool) -> Numbers:
+            if self._is_known(tensor):
+                return self._known(tensor)
+            value = flag if tensor.dtype == torch.bool else math.nan
+            return Numbers.alike(torch.full([1] * tensor.dim(), value, dtype=tensor.dtype, device="cpu"))
+
         try:
             results = []
             for flag in (False, True) if any(one.dtype == torch.bool for one in unknown) else (False,):
-                values = tensor_trees.map_tensors((args, on_cpu(kwargs)), lambda one, flag=flag: real(one, flag))
-                results.append(decided(operation, *values))
-            return results[0] if len(results) == 1 else torch.where(results[0] == results[1], results[0], math.nan)
+                values = tensor_trees.map_tensors((args, on_cpu(kwargs)), lambda one, flag=flag: numbers(one, flag))
+                results.append(by_numbers(lambda *given: decided(operation, *given), *values))
+            return results[0] if len(results) == 1 else by_numbers(equal_or_unknown, *results)
         except Exception:  # whole numbers that the inputs decide, or more than LARGEST elements
             return None
 
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        return self._followed[tensor].numbers is not None if tensor in self._followed else tensor in self._constants
+
+    def _known(self, tensor: torch.Tensor) -> Numbers:
+        if tensor in self._followed:
+            return self._followed[tensor].numbers
+        if tensor not in self._coded:
+            self._coded[tensor] = self._shared(self._numbers_of_constant(self._constants[tensor]))
+        return self._coded[tensor]
+
+    @staticmethod
+    def _numbers_of_constant(constant) -> Numbers:
+        if isinstance(constant, Deferred):
+            return coded(constant.shape, constant.dtype, constant.__getitem__)
+        return numbers_of(constant)
+
+    def _shared(self, numbers: Numbers) -> Numbers:
+        """With the codes of an equal mask, as one that each layer makes anew."""
+        codes = numbers.codes
+        if codes.tensor.numel() <= PIECE:
+            return numbers
+        for other in self._large_codes:
+            if other.tensor.shape == codes.tensor.shape and torch.equal(other.tensor, codes.tensor):
+                return Numbers(other, numbers.values)
+        self._large_codes.add(codes)
+        return numbers
+
     def _softmaxed(self, known: Followed, dim: int, made: torch.Tensor) -> dict:
-        low = once(known.numbers) <= LOW
-        level = low.all(dim, keepdim=True) & once(known.numbers).isfinite()
-        known.need(~low | level)
-        zeros = torch.where(low & ~level, 0.0, math.nan).to(made.dtype)
-        return {made: Followed(zeros.expand(made.shape))}
+        low = known.numbers.mapped(lambda values: values <= LOW)
+        finite = known.numbers.mapped(lambda values: (values <= LOW) & values.isfinite())
+        level = by_numbers(operator.and_, finite, low.all_along(dim)) if finite.any() else NONE
+        known.need(by_numbers(lambda low, level: ~low | level, low, level))
+        zeros = by_numbers(lambda low, level: torch.where(low & ~level, 0.0, math.nan).to(made.dtype), low, level)
+        return {made: Followed(zeros)}
 
     def _multiplied(self, operation, args: tuple, kwargs: dict, given: list, made: torch.Tensor) -> dict:
         self._need_whole(given)
         operands = args[PRODUCTS[operation] : PRODUCTS[operation] + 2]
         left = [
-            share(once(one.numbers) != 0)
+            share(one.numbers.mapped(lambda values: values != 0))
             for one in map(self._followed.get, operands)
             if one and one.numbers is not None
         ]
@@ -300,15 +367,20 @@ def on_cpu(kwargs: dict) -> dict:
     return kwargs | {"device": torch.device("cpu")} if kwargs.get("device") else kwargs
 
 
-def once(tensor: torch.Tensor) -> torch.Tensor:
-    """Without the repetitions of expanded dimensions, which get the size 1."""
-    for dim, stride in enumerate(tensor.stride()):
-        tensor = tensor.narrow(dim, 0, 1) if stride == 0 and tensor.shape[dim] > 1 else tensor
-    return tensor
+def either(a: Numbers, b: Numbers) -> Numbers:
+    try:
+        return by_numbers(operator.or_, a, b)
+    except TooMany:
+        return ALL
 
 
-def share(flags: torch.Tensor) -> Fraction:
-    return Fraction(int(flags.sum()), flags.numel() or 1)
+def share(flags: Numbers) -> Fraction:
+    """The share of elements for which they are true."""
+    return Fraction(flags.true(), flags.elements() or 1)
+
+
+def equal_or_unknown(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(a == b, a, math.nan)
 
 
 def by_elements(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -322,13 +394,13 @@ def by_elements(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 
 
 def decided(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """The same with NaN for unknown numbers. What is added to a low number leaves it low, and zero times any number is
-    zero."""
-    result, name = by_elements(operation, args, kwargs), operation.__name__
-    both = [once(one) for one in args[:2] if isinstance(one, torch.Tensor)]
+    """The result of an operation on numbers, NaN for unknown ones. What is added to a low number leaves it low, and
+    zero times any number is zero."""
+    result, name = operation(*args, **kwargs), operation.__name__
+    both = [one for one in args[:2] if isinstance(one, torch.Tensor)]
     opens = [one.numel() == 1 and bool(one.isnan()) for one in both]  # the inputs decide all of it
     if name in ("add", "sub") and len(both) == 2:
-        zeros = [torch.zeros([1] * one.dim(), dtype=one.dtype, device="cpu") for one in both]
+        zeros = [torch.zeros_like(one) for one in both]
         pairs = ((both[0], zeros[1]), (zeros[0], both[1]))
         for alone in [operation(*pair, **kwargs) for pair, skip in zip(pairs, opens, strict=True) if not skip]:
             result = torch.where(result.isnan() & (alone <= LOW), alone, result)
