@@ -111,7 +111,32 @@ NO_SPACES = [
     ("{**others}", "SPACE[**] is others; each entry is a list of values"),
     ('[{"BLOCK": 64}, {"BLOCK": 64}]', "SPACE has the configuration BLOCK=64 twice"),
     ("[{}, {}]", "SPACE has the configuration {} twice"),
+    ('[{"BLOCK": 64, "WARPS": 2}, {"WARPS": 2, "BLOCK": 64}]', "BLOCK=64,WARPS=2 twice, also as WARPS=2,BLOCK=64"),
+    ('[{"BLOCK": 64}, {"WARPS": 4, "BLOCK": 64}]', "the configuration BLOCK=64 twice, also as WARPS=4,BLOCK=64"),
+    ('[{}, {"BLOCK": 128}]', "SPACE has the configuration {} twice, also as BLOCK=128"),
+    ('[{"BLOCK": 64}]\nSPACE += [{"BLOCK": 32}]', "line 7: SPACE += [{'BLOCK': 32}] is not read; "),
+    ('[{"BLOCK": 64}]\nSPACE.append({"BLOCK": 32})', "line 7: SPACE.append({'BLOCK': 32}) is not read; "),
+    ('{"BLOCK": [64]}\nSPACE["WARPS"] = [2]', "line 7: SPACE['WARPS'] = [2] is not read; "),
+    ("[]\nfor n in 64, 32:\n    SPACE.append({'BLOCK': n})", "line 8: SPACE.append({'BLOCK': n}) is not read; "),
+    ('[{}]\nSPACE = [{"BLOCK": 64}]', "line 6: SPACE = [{}] is not read; write all configurations in one assignment"),
 ]
+WITHOUT_ONE = [
+    ("if True:\n    SPACE = [{'BLOCK': 64}]", "line 7: SPACE = [{'BLOCK': 64}] is not read; "),
+    ("SPACE = CONFIGURATIONS = [{'BLOCK': 64}]", "line 6: SPACE = CONFIGURATIONS = [{'BLOCK': 64}] is not read; "),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WITHOUT_ONE)
+def test_a_space_that_would_not_be_seen_is_refused(folder, text, message):
+    (folder / "c/space.py").write_text(source().replace("\n\nBLOCK", f"\n{text}\nBLOCK"))
+    (refused,) = candidates.from_paths([folder / "c"])
+    assert message in refused.error
+
+
+def test_a_name_of_a_function_is_no_space(folder):
+    (folder / "c/right.py").write_text(source(first="SPACE = [x]; SPACE.append(y)"))
+    (folder / "c/shown.py").write_text(source("[{}]") + 'if __name__ == "__main__":\n    print(SPACE)\n')
+    assert [one.error for one in candidates.from_paths([folder / "c"])] == [None, None]
 
 
 @pytest.mark.parametrize(("space", "message"), NO_SPACES)
@@ -801,6 +826,13 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         ('load_inline("k", "#include <torch/extension.h>", no_implicit_headers=True)', True),
         ('CUDA = "# include"\nCUDA = """#include  <ATen/cuda/CUDAContext.h>"""', True),
         ("import torch, triton", False),
+        ("torch.utils.cpp_extension.load('k', ['k.cu'])", True),
+        ("from torch.utils.cpp_extension import load\nk = load(name='k', sources=['k.cu'])", True),
+        (
+            "from torch.utils.cpp_extension import load\nCUDA = '#include <Python.h>'\nk = load('k', [written(CUDA)])",
+            False,
+        ),
+        ("from torch.utils import cpp_extension  # none\nx = tl.load(at)", False),
     ],
 )
 def test_candidates_whose_builds_take_torchs_headers_are_known(source, expected):

@@ -3,7 +3,7 @@
 import ast
 import itertools
 import re
-from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
 KINDS_OF_SPACE = "it must be a literal: a list of dicts, or a dict of lists"
 TORCH_HEADER = re.compile(r"#include\s*[<\"](torch|ATen|c10)/")
+LOADS_FILES = re.compile(r"(?<!\btl\.)\bload\(")
 NO_KERNEL = "is no kernel: it must define ModelNew or kernel_function"
 Constants = dict[str, object]  # of a configuration: the value of each, by name
 Assignments = dict[str, ast.Assign | ast.AnnAssign]  # of a module, by the name that is assigned
@@ -62,17 +63,31 @@ def of_file(file: Path) -> list[Candidate]:
         configs = space_of(known, file)
         if configs is None:
             return [Candidate(file.stem, {}, source)]
-        return [
-            Candidate(name_of(file.stem, config), config, with_constants(source, known, config, file))
-            for config in configs
-        ]
+        return all_different([(config, with_constants(source, known, config, file)) for config in configs], file)
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
 
 
+def all_different(configured: list[tuple[Constants, str]], file: Path) -> list[Candidate]:
+    """A candidate for each configuration and its source. Unloadable where two sources are the same."""
+    names: dict[str, str] = {}  # by source
+    found: list[Candidate] = []
+    for config, source in configured:
+        name = constants_of(config) or "{}"
+        first = names.setdefault(source, name)
+        if len(names) == len(found):
+            also = "" if name == first else f", also as {name}"
+            raise Unloadable(f"{file}: SPACE has the configuration {first} twice{also}")
+        found.append(Candidate(name_of(file.stem, config), config, source))
+    return found
+
+
 def compiles_torch(source: str) -> bool:
-    """Does the text build CUDA C++ with torch's headers? That takes a minute of a processor or more."""
-    return bool(TORCH_HEADER.search(source)) or ("load_inline(" in source and "no_implicit_headers" not in source)
+    """Does the text build CUDA C++ with torch's headers? That takes a minute of a processor or more. Files that it
+    builds and does not hold itself count as such, since `load` binds them by these headers as a rule."""
+    inline = "load_inline(" in source and "no_implicit_headers" not in source
+    of_files = "cpp_extension" in source and LOADS_FILES.search(source) and "#include" not in source
+    return bool(TORCH_HEADER.search(source) or inline or of_files)
 
 
 def text_of(file: Path) -> str:
@@ -111,11 +126,40 @@ def constants_of(config: Constants) -> str:
 
 
 def assignments_of_kernel(source: str, file: Path) -> Assignments:
-    """The `assignments` of a file's text. Unloadable where it has no kernel."""
+    """The `assignments` of a file's text. Unloadable where it has no kernel, or more of a SPACE than one of these."""
     module = parsed(source, file)
     if not is_kernel(names_in(module)):
         raise Unloadable(f"{file} {NO_KERNEL}")
-    return assignments(module)
+    known = assignments(module)
+    if more := next(more_of_space(module.body, known.get(SPACE)), None):
+        text = ast.unparse(more).split("\n")[0]
+        raise Unloadable(
+            f"{file}: line {more.lineno}: {text} is not read; write all configurations in one assignment, {SPACE} = …"
+        )
+    return known
+
+
+def more_of_space(statements: list[ast.stmt], read: ast.stmt | None) -> Iterator[ast.stmt]:
+    """Statements outside of functions and classes that make or change a SPACE, beside the one that is read."""
+    for statement in statements:
+        blocks = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or statement is read:
+            continue
+        if any(blocks):
+            handlers = [one.body for one in getattr(statement, "handlers", [])]
+            for block in [*blocks, *handlers]:
+                yield from more_of_space(block, read)
+        elif any(
+            isinstance(node, ast.Name) and node.id == SPACE for one in changed(statement) for node in ast.walk(one)
+        ):
+            yield statement
+
+
+def changed(statement: ast.stmt) -> list[ast.expr]:
+    """What a statement assigns to, or calls a method of."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        return [statement.value.func] if isinstance(statement.value.func, ast.Attribute) else []
+    return getattr(statement, "targets", None) or ([statement.target] if hasattr(statement, "target") else [])
 
 
 def space_of(known: Assignments, file: Path) -> list[Constants] | None:
@@ -126,11 +170,7 @@ def space_of(known: Assignments, file: Path) -> list[Constants] | None:
         return None
     if wrong := wrong_in(assigned.value):
         raise Unloadable(f"{file}: {wrong}")
-    configs = configurations(ast.literal_eval(assigned.value))
-    twice, times = Counter(constants_of(config) or "{}" for config in configs).most_common(1)[0]
-    if times > 1:
-        raise Unloadable(f"{file}: SPACE has the configuration {twice} twice")
-    return configs
+    return configurations(ast.literal_eval(assigned.value))
 
 
 def wrong_in(space: ast.expr) -> str | None:
