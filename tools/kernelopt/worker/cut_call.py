@@ -94,7 +94,7 @@ def guards_of_call(cut: Cut, forms: list[Form]) -> Iterator[str]:
             if f"{paths[number]}.shape[{at}] == {forms[0][number][at]}" in fixed:
                 continue
             text = SIZE_OF_GUARD.sub("size", guard)
-            if all(holds(text, {"size": form[number][at]}) for form in forms) and not always_holds(text, ["size"]):
+            if all(holds(text, {"size": form[number][at]}) for form in forms) and not always_holds(text, ("size",)):
                 yield bracketed(text.replace("size", f"{paths[number]}.shape[{at}]"))
 
 

@@ -2,9 +2,10 @@
 the model takes the same way."""
 
 import contextlib
+import functools
 import random
 import re
-from collections.abc import Iterable
+import types
 
 import torch
 from torch import fx
@@ -80,7 +81,7 @@ def size_conditions(cut: Cut, also: list[dict[str, int]]) -> list[str]:
     for guard in cut.graph.guards:
         with contextlib.suppress(NotCut):  # of a size that the chain does not see
             text = SIZE_OF_GUARD.sub(lambda m: size_text(shapes[int(m[1])][int(m[2])], cut.sizes), guard)
-            if all(holds(text, sizes) for sizes in (recorded, *also)) and not always_holds(text, recorded):
+            if all(holds(text, sizes) for sizes in (recorded, *also)) and not always_holds(text, tuple(recorded)):
                 conditions[bracketed(text)] = None
     return list(conditions)
 
@@ -101,12 +102,18 @@ def is_single(conditions: list[str], size: Size) -> bool:
 
 def holds(condition: str, sizes: dict[str, int]) -> bool:
     try:
-        return eval(condition, {"max": max, "min": min}, sizes) is True
+        return eval(compiled(condition), {"max": max, "min": min}, sizes) is True
     except (SyntaxError, NameError, TypeError, ZeroDivisionError):
         return False
 
 
-def always_holds(condition: str, names: Iterable[str]) -> bool:
+@functools.cache
+def compiled(condition: str) -> types.CodeType:
+    return compile(condition, "a condition", "eval")
+
+
+@functools.cache
+def always_holds(condition: str, names: tuple[str, ...]) -> bool:
     """Does a condition hold for all sizes that are not very small? Some are tried."""
     generator = random.Random(0)
     return all(holds(condition, {name: generator.choice(TRIED_SIZES) for name in names}) for _ in range(TRIES))
