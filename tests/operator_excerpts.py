@@ -19,6 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 ON_GPU = "gpu" in sys.argv[2:]
+DRAWS = 48  # in the interpreter each takes 15 ms; a standard deviation of the likeliest number is 0.07
 FP32, TF32 = {"rtol": 1e-4, "atol": 1e-5}, {"rtol": 2e-2, "atol": 2e-2}
 CONSTANTS = {  # of the compiled kernel; the other arguments are pointers and numbers, by TYPES
     "swiglu_rows": {"BLOCK": 1024},
@@ -100,11 +101,11 @@ def linear_recurrence(kernel):
 
 def sample_rows(kernel):
     probabilities = torch.tensor([0.1, 0.6, 0.0, 0.3, 0.0])
-    logits, index = probabilities.log().expand(120, 5).contiguous(), torch.empty(120, dtype=torch.int64)
-    kernel[(120,)](logits, index, 17, 5, BLOCK=4)
-    drawn = torch.bincount(index, minlength=5) / 120
+    logits, index = probabilities.log().expand(DRAWS, 5).contiguous(), torch.empty(DRAWS, dtype=torch.int64)
+    kernel[(DRAWS,)](logits, index, 17, 5, BLOCK=4)
+    drawn = torch.bincount(index, minlength=5) / DRAWS
     assert not drawn[probabilities == 0].any()
-    return [(drawn, torch.where((drawn - probabilities).abs() < 0.1, drawn, probabilities))]
+    return [(drawn, torch.where((drawn - probabilities).abs() < 0.15, drawn, probabilities))]
 
 
 def cache_write(kernel):

@@ -1,9 +1,11 @@
-"""scripts/demo.py on cards and machines that are not here: a stand-in answers its commands, and the demo's own
-decisions are real."""
+"""scripts/demo.py: without a GPU it runs in this process; on cards and machines that are not here a stand-in answers its
+commands, and the demo's own decisions are real."""
 
 import importlib.util
 import json
+import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import BUNDLE
@@ -56,6 +58,25 @@ def run(demo, monkeypatch, machine) -> int | str | None:
     except SystemExit as ended:
         return ended.code
     return 0
+
+
+def test_the_demo_without_a_gpu_says_so_and_accepts_nothing(demo, monkeypatch, run_here, tmp_path, capsys):
+    in_processes = subprocess.run
+
+    def here(command, **options):
+        tool = Path(command[1])
+        return run_here(tool.name, *command[2:]) if tool.parent.name == "tools" else in_processes(command, **options)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    monkeypatch.setattr(demo.subprocess, "run", here)
+    monkeypatch.setattr(demo.sys, "argv", ["demo.py", "--root", str(tmp_path)])
+    demo.main()
+    printed = capsys.readouterr().out
+    table = printed.split("=== Summary")[1]
+    assert {"cpu-interpreter", "recorded", "not run", "cited"} <= set(re.split(r"\s\s+", table.replace("\n", "  ")))
+    assert " measured " not in table and "nothing accepted" in table
+    (made,) = tmp_path.glob("kernel_opt_row_softmax_demo_*")
+    assert not list((made / "memory").glob("*.json")) and f"rm -r {made}" in printed
 
 
 def found(platform: str) -> tuple[int, str]:
