@@ -626,7 +626,7 @@ def test_each_candidate_costs_itself_alone(folder, run_here):
         "no_space": source('{"ROWS": [1, 2]}'),
     }.items():
         (folder / "c" / f"{name}.py").write_text(text)
-    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--candidate-seconds", 12)
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--candidate-seconds", 8)
     result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)
     status = {row["name"]: row["status"] for row in result["rows"]}
     assert [name for name in status if status[name] == "OK"] == [
