@@ -98,3 +98,53 @@ def test_a_build_that_failed_is_tried_again(tmp_path):
     """
     errors, name, compiled = answer(tmp_path, code)
     assert errors == ["no compiler"] * 2 and name == "ext" and len(compiled) == 1
+
+
+LARGE = """
+    compile_small = cpp_extension._write_ninja_file_and_build_library
+    def compile_large(name, sources, build_directory, **options):
+        compile_small(name, sources, build_directory)
+        Path(build_directory, "deep").mkdir(exist_ok=True)
+        Path(build_directory, "deep", "ext.so").write_bytes(bytes(10_000))
+    cpp_extension._write_ninja_file_and_build_library = compile_large
+    builds.MOST_BYTES = 25_000
+    def kept():
+        return sorted(path.read_text().splitlines()[-1] for path in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/main.cpp"))
+"""
+
+
+def test_the_builds_that_were_used_last_are_kept(tmp_path):
+    for text in ("int a;", "int b;", "int a;"):
+        answer(tmp_path, f"{LARGE}\n    build({text!r}); answer = kept()")
+    assert answer(tmp_path, f"{LARGE}\n    build('int c;'); answer = kept()") == ["int a;", "int c;"]
+    assert len([*tmp_path.iterdir()]) == 2
+
+
+def test_no_build_is_removed_that_a_process_uses_or_waits_for(tmp_path):
+    assert answer(tmp_path, f"{LARGE}\n    for text in 'abcd': build(f'int {{text}};')\n    answer = kept()") == [
+        f"int {text};" for text in "abcd"
+    ]
+    code = f"""
+    import threading, time
+    {LARGE.strip()}
+    _, folder = build("int w;")
+    turns = builds.turn_in(Path(folder))
+    turns.__enter__()
+    waiting = threading.Thread(target=lambda: build("int w;"), daemon=True)
+    waiting.start()
+    time.sleep(0.2)
+    for held in builds._in_use.values():
+        held.close()
+    builds._in_use.clear()
+    builds._last_built.clear()  # as in another process
+    builds.MOST_BYTES = 0
+    builds.remove_oldest(Path(folder).parent)
+    built_now = Path(folder).is_dir()
+    for path in [*Path(folder).rglob("*")][::-1]:
+        path.rmdir() if path.is_dir() else path.unlink()
+    Path(folder).rmdir()
+    turns.__exit__(None, None, None)
+    waiting.join(20)
+    answer = [built_now, Path(folder, "deep", "ext.so").is_file()]
+    """
+    assert answer(tmp_path, code) == [True, True]

@@ -2,7 +2,8 @@
 
 torch has one folder for each name of an extension. The kernels of a session often share a name; a process that loads
 two of them then compiles both, and the next process again. With a folder for each content, each is compiled once for
-all processes that share TORCH_EXTENSIONS_DIR: those of an exploration, and of the gate after it.
+all processes that share TORCH_EXTENSIONS_DIR: those of an exploration, and of the gate after it. Of builds that no
+process uses, those that were used last stay, up to MOST_BYTES.
 """
 
 import contextlib
@@ -14,10 +15,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import torch
 
+MOST_BYTES = 2 << 30  # of all builds; with torch's headers one takes some 10 MB
+TURN, USED = "turn", "used"  # files of a folder: locked by the process that builds; by all that have loaded the build
 _last_built: dict[str, str] = {}  # name of an extension -> key of the content that this process built last under it
+_in_use: dict[Path, IO] = {}  # by folder: the file of a build that this process loaded, locked until it ends
 
 
 def keep_apart() -> None:
@@ -47,13 +52,16 @@ def kept_apart(build: Callable, versions: dict) -> Callable:
             return build(*arguments, **options)
         key, name = content_key(given), str(given["name"])
         folder = Path(root, key)
-        folder.mkdir(parents=True, exist_ok=True)
         with turn_in(folder):
+            is_new = not (folder / USED).exists()
             if _last_built.pop(name, None) != key:
                 versions.pop(name, None)
             result = build(**{**given, "build_directory": str(folder)})
             _last_built[name] = key  # after a build that failed, torch would take a second call's for done
-            return result
+            keep_in_use(folder)
+        if is_new:
+            remove_oldest(Path(root))
+        return result
 
     built.by_content = True
     return built
@@ -74,9 +82,53 @@ def is_file(path) -> bool:
 
 @contextlib.contextmanager
 def turn_in(folder: Path) -> Iterator[None]:
-    """One process at a time builds in a folder. torch's own lock outlives a process that was killed, and would hold up
-    all that come after it; it is removed."""
-    with open(folder / "turn", "w") as mark:
-        fcntl.flock(mark, fcntl.LOCK_EX)
+    """One process at a time builds in a folder, which is made. torch's own lock outlives a process that was killed, and
+    would hold up all that come after it; it is removed."""
+    with turn(folder):
+        os.utime(folder / TURN)
         (folder / "lock").unlink(missing_ok=True)
         yield
+
+
+def turn(folder: Path) -> IO:
+    """The locked file of a folder. One that another process removed while this one waited is made again."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            mark = open(folder / TURN, "a")  # noqa: SIM115
+            fcntl.flock(mark, fcntl.LOCK_EX)
+            if os.path.samestat(os.fstat(mark.fileno()), (folder / TURN).stat()):
+                return mark
+            mark.close()
+
+
+def keep_in_use(folder: Path) -> None:
+    """Nobody removes the folder before this process ends."""
+    if folder not in _in_use:
+        _in_use[folder] = open(folder / USED, "a")  # noqa: SIM115
+        fcntl.flock(_in_use[folder], fcntl.LOCK_SH)
+
+
+def remove_oldest(root: Path) -> None:
+    """Remove builds that no process uses until MOST_BYTES are left, those first that were used longest ago."""
+    with contextlib.suppress(OSError):
+        folders = sorted((mark.parent for mark in root.glob(f"*/{TURN}")), key=lambda one: (one / TURN).stat().st_mtime)
+        sizes = {folder: sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) for folder in folders}
+        left = sum(sizes.values())
+        for folder, size in sizes.items():
+            if left <= MOST_BYTES:
+                break
+            left -= size if removed(folder) else 0
+
+
+def removed(folder: Path) -> bool:
+    """Remove a build, unless a process uses it. Its paths are whole ones, which the tripwire of a kernel lets pass."""
+    with contextlib.suppress(OSError), open(folder / TURN, "a") as turn, open(folder / USED, "a") as used:
+        for mark in (turn, used):
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        inside = sorted(folder.rglob("*"), key=lambda path: (path != folder / TURN, len(path.parts)), reverse=True)
+        for path in inside:
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        folder.rmdir()
+        return True
+    return False
