@@ -199,9 +199,48 @@ OTHER_SHAPES = {  # body, options, pairs
         {},
         (CAUSAL + ALL) / 2,
     ),
+    "tiles, finite": (
+        "outs = []\n"
+        "for i in range(0, 40, 8):\n"
+        "    m, l, o = (torch.full((2, 3, 8, n), x, device=q.device) for n, x in ((1, -INF), (1, 0.0), (16, 0.0)))\n"
+        "    for j in range(0, 40, 8):\n"
+        "        t = (q[:, :, i : i + 8] @ k[:, :, j : j + 8].mT).masked_fill(at[i : i + 8, None] < at[j : j + 8], -1e9)\n"
+        "        n = torch.maximum(m, t.amax(-1, keepdim=True))\n"
+        "        p, a, m = (t - n).exp(), (m - n).exp(), n\n"
+        "        l, o = l * a + p.sum(-1, keepdim=True), o * a + p @ v[:, :, j : j + 8]\n"
+        "    outs.append(o / l)\n"
+        "return torch.cat(outs, 2)",
+        {},
+        CAUSAL,
+    ),
     "rows without keys": ("attention(s.masked_fill(at[:, None] < 10, -INF), v)", {}, 30 * 40),
     "rows without keys, finite": ("attention(s.masked_fill(at[:, None] < 10, -1e9), v)", {}, ALL),
 }
+
+
+HIGHEST = {
+    "amax": "s - s.amax(-1, keepdim=True)",
+    "max": "s - s.max(-1, keepdim=True).values",
+    "max, without its dimension": "s - s.max(3).values[..., None]",
+    "added": "s + -s.amax([-1], keepdim=True)",
+    "log-sum": "s - s.logsumexp(-1, keepdim=True)",
+    "a highest one so far": "s - torch.maximum(torch.tensor(-INF, device=q.device), s.amax(-1, keepdim=True))",
+}
+LEVEL = {  # mask of scores, pairs
+    "filled": ("s.masked_fill(at[:, None] < 10, -1e9)", ALL),
+    "added": ("s + torch.where(at[:, None] < 10, -3e4, 0)", ALL),
+    "and some of another mask": ("s.masked_fill(at[:, None] < 10, -1e9).masked_fill(later, -INF)", CAUSAL),
+    "without numbers": ("s.masked_fill(at[:, None] < 10, -INF)", 30 * 40),
+}
+
+
+@pytest.mark.parametrize(("mask", "expected"), LEVEL.values(), ids=LEVEL)
+@pytest.mark.parametrize("less", HIGHEST.values(), ids=HIGHEST)
+def test_rows_without_keys_where_softmax_is_written_out(tmp_path, less, mask, expected):
+    """It takes their mean, as softmax does: exp(-1e9 + 1e9) is 1."""
+    by_hand = f"s = {mask}\ne = ({less}).exp()\nreturn e / e.sum(-1, keepdim=True) @ v"
+    assert pairs(tmp_path, body(by_hand)) == expected
+    assert pairs(tmp_path, body(f"return attention({mask}, v)")) == expected
 
 
 @pytest.mark.parametrize(("text", "options", "expected"), OTHER_SHAPES.values(), ids=OTHER_SHAPES)
@@ -319,6 +358,16 @@ MANY_NUMBERS = {  # body, pairs
 @pytest.mark.parametrize(("text", "expected"), MANY_NUMBERS.values(), ids=MANY_NUMBERS)
 def test_masks_of_many_numbers(tmp_path, text, expected):
     assert pairs(tmp_path, f"s = q @ k.mT\n{text}\nreturn attention(s, v)") == expected
+
+
+def test_more_different_numbers_than_codes_count_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(mask_numbers, "MOST", 3)
+    masked = "s = s.masked_fill(at[:, None] < 10, -1e9).masked_fill(later, -INF)\n"
+    assert pairs(tmp_path, body(f"{masked}return attention(s, v)")) == ALL
+    rows = "s = s.masked_fill(at[:, None] < at, -1e9).masked_fill(at[:, None] < 10, -1e9)\n"
+    monkeypatch.setattr(mask_numbers, "MOST", 5)
+    assert pairs(tmp_path, body(f"{rows}return attention(s, v)")) == ALL
+    assert pairs(tmp_path, body(f"{rows}e = (s - s.amax(-1, True)).exp()\nreturn e / e.sum(-1, True) @ v")) == ALL
 
 
 @contextlib.contextmanager

@@ -35,6 +35,7 @@ PRODUCTS = {ATEN.mm: 0, ATEN.bmm: 0, ATEN.addmm: 1, ATEN.baddbmm: 1}  # where th
 SOFTMAX = {getattr(ATEN, name) for name in ("_softmax", "_safe_softmax") if hasattr(ATEN, name)}
 HIGHEST = {ATEN.amax, ATEN.max, ATEN.logsumexp}  # reductions that low scores do not change
 # Operations on single elements that give NaN for NaN, so that NaN can stand for a number that the inputs decide.
+SOME_LOW = 2 * LOW  # stands for low numbers; in 16 bits too it is one
 CHAIN = {
     *("add", "sub", "mul", "div", "neg", "tanh", "exp", "exp2", "sigmoid", "clamp", "clamp_min", "clamp_max"),
     *("minimum", "maximum", "masked_fill", "where", "_to_copy", "clone"),
@@ -206,10 +207,10 @@ class MaskedProducts(TorchDispatchMode):
             if operation in PRODUCTS:
                 return self._multiplied(operation, args, kwargs, given, made[0])
             if first and first.numbers is not None and operation in SOFTMAX:
-                return self._softmaxed(first, args[1], made[0])
+                with contextlib.suppress(TooMany):
+                    return self._softmaxed(first, args[1], made[0])
             if first and first.numbers is not None and operation in HIGHEST:
-                first.need(first.numbers.mapped(lambda values: ~(values <= LOW)))
-                return {}
+                return self._highest(first, function, args, kwargs, made[0])
         self._need_whole(given)
         return {}
 
@@ -306,12 +307,29 @@ class MaskedProducts(TorchDispatchMode):
         return numbers
 
     def _softmaxed(self, known: Followed, dim: int, made: torch.Tensor) -> dict:
-        low = known.numbers.mapped(lambda values: values <= LOW)
-        finite = known.numbers.mapped(lambda values: (values <= LOW) & values.isfinite())
-        level = by_numbers(operator.and_, finite, low.all_along(dim)) if finite.any() else NONE
+        low, level = low_and_level(known.numbers, dim)
         known.need(by_numbers(lambda low, level: ~low | level, low, level))
         zeros = by_numbers(lambda low, level: torch.where(low & ~level, 0.0, math.nan).to(made.dtype), low, level)
         return {made: Followed(zeros)}
+
+    def _highest(self, known: Followed, function, args: tuple, kwargs: dict, made: torch.Tensor) -> dict:
+        """The highest number along a dimension is low where all are low and one is finite, and open elsewhere."""
+        given = dict(zip((one.name for one in function._schema.arguments), args, strict=False)) | kwargs
+        dims = given.get("dim", [])
+        dims = [dims] if isinstance(dims, int) else dims
+        known.need(known.numbers.mapped(lambda values: ~(values <= LOW)))
+        try:
+            level = low_and_level(known.numbers, dims[0])[1] if len(dims) == 1 else NONE
+        except TooMany:
+            return {
+                made: Followed(Numbers.alike(torch.full([1] * made.dim(), SOME_LOW, dtype=made.dtype, device="cpu")))
+            }
+        if not level.any():
+            return {}
+        rows = level.mapped(torch.logical_not).all_along(dims[0])
+        codes = rows.codes.tensor if given.get("keepdim") else rows.codes.tensor.squeeze(dims[0])
+        lows = rows.viewed(codes).mapped(lambda open_: torch.where(open_, math.nan, SOME_LOW).to(made.dtype))
+        return {made: Followed(lows)}
 
     def _multiplied(self, operation, args: tuple, kwargs: dict, given: list, made: torch.Tensor) -> dict:
         self._need_whole(given)
@@ -374,6 +392,13 @@ def either(a: Numbers, b: Numbers) -> Numbers:
         return ALL
 
 
+def low_and_level(numbers: Numbers, dim: int) -> tuple[Numbers, Numbers]:
+    """Flags: which numbers are low, and which of these are finite where all along the dimension are low."""
+    low = numbers.mapped(lambda values: values <= LOW)
+    finite = numbers.mapped(lambda values: (values <= LOW) & values.isfinite())
+    return low, by_numbers(operator.and_, finite, low.all_along(dim)) if finite.any() else NONE
+
+
 def share(flags: Numbers) -> Fraction:
     """The share of elements for which they are true."""
     return Fraction(flags.true(), flags.elements() or 1)
@@ -394,8 +419,8 @@ def by_elements(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
 
 
 def decided(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
-    """The result of an operation on numbers, NaN for unknown ones. What is added to a low number leaves it low, and
-    zero times any number is zero."""
+    """The result of an operation on numbers, NaN for unknown ones. What is added to a low number leaves it low, but for
+    the opposite of a low number; zero times any number is zero."""
     result, name = operation(*args, **kwargs), operation.__name__
     both = [one for one in args[:2] if isinstance(one, torch.Tensor)]
     opens = [one.numel() == 1 and bool(one.isnan()) for one in both]  # the inputs decide all of it
@@ -404,6 +429,11 @@ def decided(operation: Callable, args: tuple, kwargs: dict) -> torch.Tensor:
         pairs = ((both[0], zeros[1]), (zeros[0], both[1]))
         for alone in [operation(*pair, **kwargs) for pair, skip in zip(pairs, opens, strict=True) if not skip]:
             result = torch.where(result.isnan() & (alone <= LOW), alone, result)
+        lows, highs = [one <= LOW for one in both], [one >= -LOW for one in both]
+        if name == "sub":
+            lows[1], highs[1] = highs[1], lows[1]
+        opposite = (lows[0] & highs[1] | highs[0] & lows[1]) & result.isfinite()
+        result = torch.where(opposite, math.nan, result)
     if name in ("mul", "div"):
         factors = zip(both, opens, strict=True) if name == "mul" else [(both[0], opens[0])]
         for one in [factor for factor, skip in factors if not skip]:
