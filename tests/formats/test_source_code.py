@@ -2,7 +2,7 @@
 
 import pytest
 from kernelopt.errors import UsageError
-from kernelopt.formats import edits
+from kernelopt.formats import edits, files
 from kernelopt.formats.source_code import Source, assembled
 
 UTILS = Source(
@@ -90,3 +90,8 @@ def test_who_reads_a_size_of_the_module_is_known():
         "a.py",
     )
     assert edits.readers(source, {"n"}) == {"f": {"n"}, "C": {"n"}}
+
+
+def test_a_name_has_the_value_that_is_assigned_last():
+    tree = files.python_tree("N = M = 4\nN: int\nN = 8\nSHAPES: list = [(N, M)]\nfor one in SHAPES: N = 3\n", "k.py")
+    assert files.literal(tree, "SHAPES", "k.py") == [(8, 4)]

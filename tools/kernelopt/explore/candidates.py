@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..session.workspace import is_kernel, names_in
+from ..session.workspace import assigned, is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
@@ -215,14 +215,7 @@ def configurations(space: list | tuple | dict) -> list[Constants]:
 
 def assignments(module: ast.Module) -> Assignments:
     """The last top-level assignment to each name of a module that is assigned on its own."""
-    assigned: Assignments = {}
-    for node in module.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if len(targets) == 1 and isinstance(targets[0], ast.Name) and node.value is not None:
-            assigned[targets[0].id] = node
-    return assigned
+    return {name: node for name, node in assigned(module) if not isinstance(node, ast.Assign) or len(node.targets) == 1}
 
 
 def with_constants(source: str, known: Assignments, config: Constants, file: Path) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import EnvironmentLacks, UsageError
+from ..session.workspace import assigned
 
 MOST_BYTES = 32 << 20
 MOST_YAML_BYTES = 1 << 20  # its reader in Python takes a minute for ten times as much
@@ -77,26 +78,13 @@ def python_tree(text: str, where: str) -> ast.Module:
 
 
 def literal(tree: ast.Module, name: str, where: str):
-    """The value that a module assigns to a name, written out in it, or with names that it assigns values to."""
-    assigned = assignments(tree)
-    if name not in assigned:
+    """The value that a module assigns to a name last, written out in it, or with names that it assigns values to."""
+    values = {name: node.value for name, node in assigned(tree)}
+    if name not in values:
         raise UsageError(f"{where} does not assign {name}")
     with contextlib.suppress(ValueError, TypeError, *TOO_DEEP):
-        return ast.literal_eval(Named(assigned).visit(copy.deepcopy(assigned[name])))
+        return ast.literal_eval(Named(values).visit(copy.deepcopy(values[name])))
     raise UsageError(f"{where} computes {name}; write its value out")
-
-
-def assignments(tree: ast.Module) -> dict[str, ast.expr]:
-    """What a module assigns to names first, by name."""
-    assigned: dict[str, ast.expr] = {}
-    for node in tree.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
-            if isinstance(target, ast.Name) and node.value:
-                assigned.setdefault(target.id, node.value)
-    return assigned
 
 
 class Named(ast.NodeTransformer):

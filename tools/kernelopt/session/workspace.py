@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from .. import bundle
@@ -85,6 +86,14 @@ def names_in(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.Assign):
             names.update(target.id for target in node.targets if isinstance(target, ast.Name))
     return names
+
+
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.Assign | ast.AnnAssign]]:
+    """Each name that a module assigns a value to at top level, with the statement, in their order."""
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            yield from ((target.id, node) for target in targets if isinstance(target, ast.Name))
 
 
 def is_kernel(names: set[str]) -> bool:
