@@ -83,6 +83,9 @@ def folder(tmp_path):
         ),
         ('[{"BLOCK": 64}, {"BLOCK": 32, "WARPS": 1}]', ["BLOCK=64", "BLOCK=32,WARPS=1"]),
         ('[{"BLOCK": 64}, {}]', ["BLOCK=64", None]),
+        ('[{"BLOCK": 64}, {"BLOCK": 64}, {"WARPS": 4, "BLOCK": 64}]', ["BLOCK=64"]),  # WARPS is 4 in the file
+        ('[{"BLOCK": 64}, {}, {"BLOCK": 128}, {}]', ["BLOCK=64", None]),  # and BLOCK 128
+        ('[{"BLOCK": 64, "WARPS": 2}, {"WARPS": 2, "BLOCK": 64}]', ["BLOCK=64,WARPS=2"]),
         ('{"BLOCK": [64], "WARPS": ["a b", "two\\nlines"]}', ["BLOCK=64,WARPS=a b", "BLOCK=64,WARPS='two\\nlines'"]),
     ],
 )
@@ -109,11 +112,6 @@ NO_SPACES = [
     ('{"BLOCK": range(4)}', "SPACE['BLOCK'] is range(4); each entry is a list of values"),
     ('{["BLOCK"]: [64]}', "SPACE is {['BLOCK']: [64]}, which is no literal"),
     ("{**others}", "SPACE[**] is others; each entry is a list of values"),
-    ('[{"BLOCK": 64}, {"BLOCK": 64}]', "SPACE has the configuration BLOCK=64 twice"),
-    ("[{}, {}]", "SPACE has the configuration {} twice"),
-    ('[{"BLOCK": 64, "WARPS": 2}, {"WARPS": 2, "BLOCK": 64}]', "BLOCK=64,WARPS=2 twice, also as WARPS=2,BLOCK=64"),
-    ('[{"BLOCK": 64}, {"WARPS": 4, "BLOCK": 64}]', "the configuration BLOCK=64 twice, also as WARPS=4,BLOCK=64"),
-    ('[{}, {"BLOCK": 128}]', "SPACE has the configuration {} twice, also as BLOCK=128"),
     ('[{"BLOCK": 64}]\nSPACE += [{"BLOCK": 32}]', "line 7: SPACE += [{'BLOCK': 32}] is not read; "),
     ('[{"BLOCK": 64}]\nSPACE.append({"BLOCK": 32})', "line 7: SPACE.append({'BLOCK': 32}) is not read; "),
     ('{"BLOCK": [64]}\nSPACE["WARPS"] = [2]', "line 7: SPACE['WARPS'] = [2] is not read; "),

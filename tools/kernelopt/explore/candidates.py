@@ -63,23 +63,18 @@ def of_file(file: Path) -> list[Candidate]:
         configs = space_of(known, file)
         if configs is None:
             return [Candidate(file.stem, {}, source)]
-        return all_different([(config, with_constants(source, known, config, file)) for config in configs], file)
+        configured = [(config, with_constants(source, known, config, file)) for config in configs]
+        return different(configured, file.stem)
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
 
 
-def all_different(configured: list[tuple[Constants, str]], file: Path) -> list[Candidate]:
-    """A candidate for each configuration and its source. Unloadable where two sources are the same."""
-    names: dict[str, str] = {}  # by source
-    found: list[Candidate] = []
+def different(configured: list[tuple[Constants, str]], stem: str) -> list[Candidate]:
+    """A candidate for each configuration, of those with the same source for the first alone."""
+    configs: dict[str, Constants] = {}  # by source
     for config, source in configured:
-        name = constants_of(config) or "{}"
-        first = names.setdefault(source, name)
-        if len(names) == len(found):
-            also = "" if name == first else f", also as {name}"
-            raise Unloadable(f"{file}: SPACE has the configuration {first} twice{also}")
-        found.append(Candidate(name_of(file.stem, config), config, source))
-    return found
+        configs.setdefault(source, config)
+    return [Candidate(name_of(stem, config), config, source) for source, config in configs.items()]
 
 
 def compiles_torch(source: str) -> bool:
