@@ -228,9 +228,11 @@ def arguments():
     args = parser.parse_args()
     if not args.kernels and not args.keep:
         parser.error("pass files or a folder of candidates, or --keep NAME")
-    if (args.keep_leader or args.gate) and (args.workspace is None or args.device != "cuda"):
-        option = "--gate" if args.gate else "--keep-leader"
-        parser.error(f"{option} writes kernel.py of a workspace, by times: pass --workspace W, on a GPU")
+    option = "--gate" if args.gate else "--keep-leader" if args.keep_leader else None
+    if option and args.workspace is None:
+        parser.error(f"{option} writes kernel.py of a workspace: pass --workspace W")
+    if option and args.device != "cuda":
+        parser.error(f"{option} goes by times, which only a GPU gives: leave --device and TRITON_INTERPRET out")
     return args
 
 

@@ -316,6 +316,29 @@ def test_ties_may_go_either_way_where_the_task_says_so(judged, at_own_sizes):
     assert "look at masks, at ties" in found["summary"] and "tl.dot" not in found["summary"]
 
 
+QUANTISED = """
+class Model(nn.Module):
+    def forward(self, x): return torch.round(x * 20).clamp(-127, 127).to(torch.int8)
+def get_inputs(*, rows=64, columns=128): return [torch.randn(rows, columns)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ("0, ::64", "whole numbers must be equal, and nearly all are: if these are roundings that may fall either way"),
+        ("::2", "look at masks, at ties and rounding, and at the first and last index"),
+    ],
+)
+def test_roundings_that_fall_otherwise_may_be_declared(at_own_sizes, others, said):
+    kernel = "def kernel_function(x):\n    y = torch.round(x * 20).clamp(-127, 127).to(torch.int8)\n"
+    kernel += f"    y[{others}] ^= 1\n    return y\n"
+    found = at_own_sizes(QUANTISED, kernel)
+    assert found["status"] == "WRONG_VALUES" and said in found["summary"], found["summary"]
+    declared = QUANTISED + "COMPARE = {0: {'share': 0.999, 'cap': 1}}\n"
+    assert (at_own_sizes(declared, kernel)["status"] == "OK") == ("COMPARE" in found["summary"])
+
+
 def test_a_bound_that_lets_an_empty_answer_pass_makes_no_task(at_own_sizes):
     reference = NORM.replace("residual.add_(x)", "residual = residual + x") + "COMPARE = {0: {'atol': 9.0}}\n"
     found = at_own_sizes(reference, ON_A_COPY)

@@ -7,7 +7,8 @@ import pytest
 from kernelopt.case_types import Variant
 from kernelopt.device import standing
 from kernelopt.device.sandbox import Outcome
-from kernelopt.measure import runs, verify
+from kernelopt.errors import UsageError
+from kernelopt.measure import cases, runs, verify
 from kernelopt.measure.cases import Case, slow_in_interpreter
 from kernelopt.session.subject import KernelUnderTest
 from kernelopt.statuses import Status
@@ -95,3 +96,18 @@ def test_large_inputs_are_announced_where_the_interpreter_takes_minutes(tmp_path
     small, large = (replace(a_case(tmp_path, 0), shapes=[[rows, 1024], [8]]) for rows in (8, 4096))
     assert slow_in_interpreter([small]) is None and slow_in_interpreter([]) is None
     assert "4194312 elements" in slow_in_interpreter([small, large])
+
+
+def test_more_elements_than_the_interpreter_gets_through_are_refused_before_anything_runs(
+    interpreter, problem, monkeypatch
+):
+    monkeypatch.setattr(cases, "MOST_INTERPRETED", 8 * 16)
+    target = KernelUnderTest(problem["kernel"], problem["reference"])
+    assert verify.verify(interpreter, target, ["default"], 2).status == Status.OK
+    monkeypatch.setattr(cases, "MOST_INTERPRETED", 8 * 16 - 1)
+    monkeypatch.setattr(runs, "run", lambda *_: pytest.fail("a kernel ran"))
+    with pytest.raises(UsageError, match=r"default hold 128 elements, too many .* small workload with --workload"):
+        verify.verify(interpreter, target, ["default"], 2)
+    with interpreter.folder("inputs") as folder:
+        asked = (interpreter, problem["reference"], None, ["default"], [0, 1], 60, False, folder)
+        assert len(cases.prepare(*asked, for_kernel=False)) == 2

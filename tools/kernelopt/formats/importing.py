@@ -137,9 +137,8 @@ class Run:
         """Store the inputs as the verifier does. UsageError where it cannot."""
         try:
             with self.sandbox.folder("inputs") as folder:
-                cases.prepare(
-                    self.sandbox, self.file, None, [self.task.smallest], [0, 1], self.timeout_s, False, folder
-                )
+                asked = (self.sandbox, self.file, None, [self.task.smallest], [0, 1], self.timeout_s, False, folder)
+                cases.prepare(*asked, for_kernel=False)
         except cases.ReferenceFailed as error:
             raise self._fault(error) from None
 

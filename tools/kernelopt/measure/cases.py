@@ -128,10 +128,12 @@ def prepare_task(
     timeout_s: float,
     with_variants: bool,
     folder: str,
+    for_kernel: bool = True,
 ) -> Prepared:
     """Write input files for each workload, seed and variant to `folder`.
 
-    Large inputs get fewer seeds: the last two, and more while a workload's files stay below INPUT_BYTES. Raises as
+    Large inputs get fewer seeds: the last two, and more while a workload's files stay below INPUT_BYTES. for_kernel: a
+    kernel will run on them; then UsageError where there are too many elements for the CPU interpreter. Raises as
     `result_of_reference` does.
     """
     arguments = {
@@ -143,12 +145,14 @@ def prepare_task(
         "limit_bytes": INPUT_BYTES,
         "with_variants": with_variants,
         "folder": folder,
+        "most_elements": MOST_INTERPRETED if for_kernel and sandbox.gpu is None else None,
     }
     made = result_of_reference(sandbox.run("prepare", arguments, timeout_s))
     return Prepared(**{**made, "cases": list(map(Case.from_json, made["cases"]))})
 
 
 SLOW_ELEMENTS = 1 << 20  # of a case: the interpreter takes minutes for them
+MOST_INTERPRETED = 1 << 26  # with 90 million a verification took nine minutes and gave no answer
 
 
 def slow_in_interpreter(cases: list[Case]) -> str | None:

@@ -9,6 +9,10 @@ class UnknownWorkload(ContractError):
     """The reference has no workload of that name."""
 
 
+class TooLargeToInterpret(ContractError):
+    """The inputs hold more elements than the CPU interpreter gets through."""
+
+
 class CastOfQuantised(ContractError):
     """The task's dtype would cast 8-bit data, or the scales beside it."""
 

@@ -33,6 +33,7 @@ class CheatError(Exception):
 
 STATUS_OF_OWN = {
     contract.UnknownWorkload: Status.USAGE,
+    contract.TooLargeToInterpret: Status.USAGE,
     contract.CastOfQuantised: Status.USAGE,
     contract.WrongModelFile: Status.USAGE,
     contract.UnsupportedInput: Status.INVALID_TASK,

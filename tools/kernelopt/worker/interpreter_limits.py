@@ -15,7 +15,11 @@ OF_INTERPRETER = (
         "knows functions of triton.language by that name alone (not after exp = tl.exp), and none of "
         "triton.language.extra",
     ),
-    (r"'(int|float|bool)' object has no attribute", "passes scalar arguments as plain Python numbers, without methods"),
+    (
+        r"'(int|float|bool)' object has no attribute",
+        "passes scalar arguments as plain Python numbers, without methods (tl.cast(n, tl.int64) in place of "
+        "n.to(tl.int64) runs in both)",
+    ),
     (r"mask has unsupported dtype", "takes masks of bool alone"),
     (r"Unsupported data type", "has no atomic operations on 16-bit brain floats and on 8-bit numbers"),
     (r"can only concatenate list", "takes a grid as a tuple, not as a list"),

@@ -11,6 +11,7 @@ from . import problem, reference_runs, sampling, size_trials, tensor_trees, vari
 from .case_files import CaseFiles
 from .case_maker import CaseMaker
 from .context import Context, load_reference
+from .contract import TooLargeToInterpret
 from .declarations import Declarations
 from .faults import OracleError, blaming
 
@@ -35,17 +36,19 @@ def prepare(
     limit_bytes: int,
     with_variants: bool,
     folder: str,
+    most_elements: int | None,
 ) -> dict:
     """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
 
     A workload gets no more seeds once its files hold limit_bytes, but it always gets the last `at_least` seeds.
     with_variants: also write cases on other shapes, layouts and values that the reference takes, mostly for the first
-    workload."""
+    workload. most_elements: of a workload's inputs; TooLargeToInterpret for more."""
     loaded, own, others, left_out = load_reference(reference, context.device), [], [], []
     maker = CaseMaker(loaded, dtype, context.device)
     with blaming(OracleError), CaseFiles(Path(folder)) as files:
         names = loaded.chosen(workloads)
         for workload in names:
+            check_elements(maker.case(workload, seeds[-1]), workload, most_elements)
             last = store(maker, files, workload, seeds[-1])
             files.settle()  # no other thread may import anything while shapes are tried (blank.without_compilers)
             if with_variants:  # while the inputs of that seed, which they are cut out of, are at hand
@@ -63,6 +66,15 @@ def prepare(
         "workloads": list(loaded.workloads),
         "fixed": fixed(stored) if with_variants else {},
     }
+
+
+def check_elements(case: problem.Case, workload: str, most: int | None) -> None:
+    elements = sum(tensor.numel() for tensor in tensor_trees.input_tensors(case.inputs))
+    if most is not None and elements > most:
+        raise TooLargeToInterpret(
+            f"the inputs of the workload {workload} hold {elements} elements, too many for the CPU interpreter: name a "
+            "small workload with --workload, or give it a copy of the reference with few rows, each as long as before"
+        )
 
 
 @dataclass(frozen=True)
