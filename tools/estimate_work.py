@@ -73,6 +73,9 @@ def line(name: str, counted: CountedWorkload) -> str:
     )
     if counted.spared_pct and work.source == COUNTED:
         text += f"; masks spare {counted.spared_pct:.3g} % of the products' FLOPs, which are not counted"
+    if counted.quantised:
+        named = ", ".join(map(str, counted.quantised))
+        text += f"; whole numbers of output {named} must be equal: COMPARE declares roundings that may fall either way"
     if counted.uncounted and work.source == COUNTED:
         text += f"; not counted: {counted.uncounted}; give the bytes with --bytes"
     return text

@@ -218,3 +218,16 @@ def get_inputs(): return {inputs}
     done = run_here("estimate_work.py", "--reference", file, "--dtype", "bf16")
     assert done.returncode == 2 and "without --dtype" in done.stderr
     assert run_here("estimate_work.py", "--reference", file).returncode == 0
+
+
+@pytest.mark.parametrize(("declared", "said"), [("", True), ("COMPARE = {1: {'share': 0.999, 'cap': 1}}", False)])
+def test_quantised_outputs_that_must_be_equal_are_told(tmp_path, run_here, declared, said):
+    file = tmp_path / "reference.py"
+    file.write_text(
+        "import torch\nclass Model(torch.nn.Module):\n"
+        "    def forward(self, x): return x.abs(), (x * 20).round().to(torch.int8)\n"
+        f"def get_inputs(): return [torch.randn(4, 8)]\n{declared}\n"
+    )
+    printed = run_here("estimate_work.py", "--reference", file).stdout
+    assert ("whole numbers of output 1 must be equal" in printed) == said, printed
+    assert run_here("estimate_work.py", "--reference", file, "--json").returncode == 0

@@ -36,7 +36,7 @@ def prepare(
     limit_bytes: int,
     with_variants: bool,
     folder: str,
-    most_elements: int | None,
+    most_elements: int | None = None,
 ) -> dict:
     """Write the inputs of each workload and seed to a file, so that the candidate never needs the reference.
 

@@ -38,6 +38,8 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real, on `device`.
     """
     count = _counted(reference, workload, dtype, device)
+    undeclared = tuple(at for at in count.counted.quantised if at not in reference.declarations.compare)
+    count = replace(count, counted=replace(count.counted, quantised=undeclared))
     if not reference.declarations.mutates:
         return count.counted
     if not count.is_small():
@@ -91,7 +93,12 @@ def _count(
         source=COUNTED,
     )
     shapes = {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]}
-    workload = CountedWorkload(counted, shapes, spared_pct=100 * spared / products if spared else 0.0)
+    workload = CountedWorkload(
+        counted,
+        shapes,
+        spared_pct=100 * spared / products if spared else 0.0,
+        quantised=tuple(at for at, tensor in enumerate(outputs) if tensor.dtype in (torch.int8, torch.uint8)),
+    )
     return Count(workload, least_bytes(incoming))
 
 
