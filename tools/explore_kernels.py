@@ -32,6 +32,7 @@ from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
 
 WITHOUT_HEADERS = "gpu-wiki/docs/practice/fast-builds.md"
+MOST_JUDGED = 3  # leaders, until the gate accepts one as v0
 
 
 def main() -> int:
@@ -86,7 +87,7 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
         keep(args, workspace, result, path)
         code = exit_code(result)
         if args.gate and code == 0:
-            verdict = judged(workspace, args.gate, sandbox)
+            verdict = judged(workspace, args.gate, [f"{path.stem}#{name}" for name in store.leaders(result)], sandbox)
             code, shown["gate"] = int(not verdict.decision.accepted), verdict.to_json()
             if not waits:
                 cli.emit({}, False, verdict.lines())
@@ -116,13 +117,25 @@ def exit_code(result: dict) -> int:
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 
 
-def judged(workspace: Workspace, version: str, sandbox: Sandbox) -> rounds.RoundResult:
-    """The gate's result for kernel.py, in the exploration's own sandbox."""
+def judged(workspace: Workspace, version: str, leaders: list[str], sandbox: Sandbox) -> rounds.RoundResult:
+    """The gate's result for kernel.py, the first of the leaders, in the exploration's own sandbox. The gate tries other
+    sizes, layouts and values too: where v0 fails there, the next one is judged, since no plan speaks for the first."""
+    verdict = judged_once(workspace, version, sandbox)
+    for name in leaders[1:MOST_JUDGED]:
+        if verdict.decision.accepted or version != "v0":
+            break
+        cli.say("\n".join(verdict.lines()))
+        cli.say(store.keep(workspace, name))
+        verdict = judged_once(workspace, version, sandbox)
+    return verdict
+
+
+def judged_once(workspace: Workspace, version: str, sandbox: Sandbox) -> rounds.RoundResult:
     try:
         with sandbox.stop.interrupting():
             return rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
     except Stopped as stopped:
-        raise Stopped(f"{stopped}, before the verdict: kernel.py is the leader, and {version} is not judged") from None
+        raise Stopped(f"{stopped}, before the verdict on kernel.py: {version} is not judged") from None
 
 
 def check_one_starts(entries: list[Candidate]) -> None:
@@ -138,7 +151,7 @@ def kept_leader(workspace: Workspace, exploration: str, result: dict) -> str:
     """Make the leader kernel.py, unless the exploration was stopped, and return the message for the user."""
     if result["stopped_after_s"] is not None:
         return "kernel.py was not written: the exploration was stopped"
-    return store.keep(workspace, f"{exploration}#{store.leader(result)}")
+    return store.keep(workspace, f"{exploration}#{store.leaders(result)[0]}")
 
 
 def plan_of(

@@ -135,3 +135,35 @@ def test_another_gpu_than_the_tasks_is_refused_before_the_exploration(ready, tmp
     monkeypatch.setattr(run, "explore", lambda *_: pytest.fail("explored"))
     done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
     assert done.returncode == 2 and "the task is for H200" in done.stderr
+
+
+def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(session, tmp_path, monkeypatch):
+    names = ("a", "b", "c", "d")
+    for name in names:
+        (tmp_path / f"{name}.py").write_text(session.kernel.read_text() + f"# {name}\n")
+    gpu_sandbox = SimpleNamespace(device_name="NVIDIA H200", stop=Stop())
+    monkeypatch.setattr(sandbox, "Sandbox", lambda *_: contextlib.nullcontext(gpu_sandbox))
+    timed = [
+        entrants.Entrant(name, tmp_path / f"{name}.py", status=Status.OK, rounds_us=[us] * 9, calls_us=[us] * 9)
+        for name, us in zip(names, (5.0, 6.0, 7.0, 8.0), strict=True)
+    ]
+    monkeypatch.setattr(run, "explore", lambda *_: run.Explored(timed, ["default"], None, {}))
+    judged, right = [], []
+
+    def measure_in(_, start, *__):
+        judged.append(start.workspace.kernel.read_text()[-2])
+        found = recorded("v0", digest(start.workspace.kernel))
+        if judged[-1] in right:
+            return found
+        wrong = replace(found.verdict, status=Status.WRONG_VALUES, summary="WRONG_VALUES (prime sizes)")
+        return replace(found, verdict=wrong)
+
+    monkeypatch.setattr(rounds, "measure_in", measure_in)
+    call = ("explore_kernels.py", *(tmp_path / f"{name}.py" for name in names), "--workspace", session.root)
+    for only, expected, code in (("d", ["a", "b", "c"], 1), ("b", ["a", "b"], 0)):
+        judged.clear()
+        right[:] = [only]
+        done = call_tool(*call, "--gate", "v0")
+        assert (judged, done.returncode) == (expected, code), done.stderr
+        assert "v0 REJECTED" in done.stderr and "prime sizes" in done.stderr
+    assert "v0 ACCEPTED" in done.stdout and session.kernel.read_text().endswith("# b\n")
