@@ -150,12 +150,11 @@ def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left
 @pytest.mark.parametrize(
     "candidate",
     [
-        "fp8_product/tma",
         "fp8_block_product/tma",
         # Ten seconds of a processor each. They need no GPU, but run where its tests do, so that others stay quick.
         *[
             pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.at_once])
-            for name in ("moe_up/roles", "kda/two_products")
+            for name in ("fp8_product/tma", "moe_up/roles", "kda/two_products")
         ],
     ],
 )
