@@ -77,37 +77,65 @@ def ready_for_gate(workspace: Workspace | None, version: str | None):
 
 def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Path | None, sandbox: Sandbox) -> int:
     """Print the table, do what was asked for after it, and return the exit code."""
-    shown = {"file": path and str(path), **result} | ({"gate": None} if args.gate else {})
+    shown = {"file": path and str(path), **result}
     waits = args.gate and args.json  # one object holds both
     if not waits:
         cli.emit(shown, args.json, table.lines(result, path))
         with contextlib.suppress(BrokenPipeError):
             cli.flush()  # a gate that is killed takes no table with it
+    verdict = None
     try:
-        keep(args, workspace, result, path)
-        code = exit_code(result)
-        if args.gate and code == 0:
-            verdict = judged(workspace, args.gate, [f"{path.stem}#{name}" for name in store.leaders(result)], sandbox)
-            code, shown["gate"] = int(not verdict.decision.accepted), verdict.to_json()
-            if not waits:
-                cli.emit({}, False, verdict.lines())
+        if args.keep:
+            keep_named(workspace, args.keep, result)
+        elif args.keep_leader or args.gate:
+            verdict = kept_and_judged(workspace, path.stem, result, args.gate, sandbox)
     finally:
         if waits:
-            cli.emit(shown, True, [])
-    return code
+            cli.emit(shown | {"gate": verdict and verdict.to_json()}, True, [])
+    if verdict is None:
+        return exit_code(result)
+    if not waits:
+        cli.emit({}, False, verdict.lines())
+    return 0 if verdict.decision.accepted else 1
 
 
-def keep(args, workspace: Workspace | None, result: dict, path: Path | None) -> None:
-    """Make a candidate kernel.py, where that was asked for."""
-    if args.keep_leader or args.gate:
-        cli.say(kept_leader(workspace, path.stem, result))
-    if args.keep:
-        try:
-            cli.say(store.keep(workspace, args.keep))
-        except UsageError as refused:
-            if result["stopped_after_s"] is None:
-                raise
-            cli.say(str(refused))
+def keep_named(workspace: Workspace, name: str, result: dict) -> None:
+    """Make this candidate kernel.py. A stop may have come before it was checked."""
+    try:
+        cli.say(store.keep(workspace, name))
+    except UsageError as refused:
+        if result["stopped_after_s"] is None:
+            raise
+        cli.say(str(refused))
+
+
+def kept_and_judged(
+    workspace: Workspace, exploration: str, result: dict, version: str | None, sandbox: Sandbox
+) -> rounds.RoundResult | None:
+    """Make the leader kernel.py, unless the exploration was stopped, and judge it as `version`, if there is one. The
+    gate tries other sizes, layouts and values too: where v0 fails there, the next leader is judged, since no plan
+    speaks for the first. The last verdict."""
+    if result["stopped_after_s"] is not None:
+        cli.say("kernel.py was not written: the exploration was stopped")
+        return None
+    verdict = None
+    for name in store.leaders(result)[: MOST_JUDGED if version == "v0" else 1]:
+        if verdict:
+            cli.say("\n".join(verdict.lines()))
+        cli.say(store.keep(workspace, f"{exploration}#{name}"))
+        verdict = judged(workspace, version, sandbox) if version else None
+        if verdict and verdict.decision.accepted:
+            break
+    return verdict
+
+
+def judged(workspace: Workspace, version: str, sandbox: Sandbox) -> rounds.RoundResult:
+    """The gate's result for kernel.py, in the exploration's own sandbox."""
+    try:
+        with sandbox.stop.interrupting():
+            return rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}, before the verdict on kernel.py: {version} is not judged") from None
 
 
 def exit_code(result: dict) -> int:
@@ -117,27 +145,6 @@ def exit_code(result: dict) -> int:
     return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
 
 
-def judged(workspace: Workspace, version: str, leaders: list[str], sandbox: Sandbox) -> rounds.RoundResult:
-    """The gate's result for kernel.py, the first of the leaders, in the exploration's own sandbox. The gate tries other
-    sizes, layouts and values too: where v0 fails there, the next one is judged, since no plan speaks for the first."""
-    verdict = judged_once(workspace, version, sandbox)
-    for name in leaders[1:MOST_JUDGED]:
-        if verdict.decision.accepted or version != "v0":
-            break
-        cli.say("\n".join(verdict.lines()))
-        cli.say(store.keep(workspace, name))
-        verdict = judged_once(workspace, version, sandbox)
-    return verdict
-
-
-def judged_once(workspace: Workspace, version: str, sandbox: Sandbox) -> rounds.RoundResult:
-    try:
-        with sandbox.stop.interrupting():
-            return rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
-    except Stopped as stopped:
-        raise Stopped(f"{stopped}, before the verdict on kernel.py: {version} is not judged") from None
-
-
 def check_one_starts(entries: list[Candidate]) -> None:
     """Refused, with the error of each, when no candidate can be started."""
     if all(entry.error for entry in entries):
@@ -145,13 +152,6 @@ def check_one_starts(entries: list[Candidate]) -> None:
             cli.say(f"{entry.name}: {entry.error}")
         few = "the candidate cannot" if len(entries) == 1 else f"none of the {len(entries)} candidates can"
         raise Refused(f"{few} be started, so nothing was run")
-
-
-def kept_leader(workspace: Workspace, exploration: str, result: dict) -> str:
-    """Make the leader kernel.py, unless the exploration was stopped, and return the message for the user."""
-    if result["stopped_after_s"] is not None:
-        return "kernel.py was not written: the exploration was stopped"
-    return store.keep(workspace, f"{exploration}#{store.leaders(result)[0]}")
 
 
 def plan_of(
@@ -234,7 +234,7 @@ def arguments():
         action="store_true",
         help="write the fastest if it beats the best; else exit 1",
     )
-    kept.add_argument("--gate", type=cli.filled, metavar="vN", help="the same, and judge it as that version")
+    kept.add_argument("--gate", type=cli.filled, metavar="vN", help="--keep-leader, and judge it as this version")
     cli.add_device(parser)
     cli.add_sandbox(parser)
     cli.add_json(parser)

@@ -8,6 +8,7 @@ import contextlib
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,21 +23,31 @@ from kernelopt.statuses import Status
 
 
 @pytest.fixture
-def explored_on_a_gpu(ready, tmp_path, monkeypatch):
-    """Stand-ins for a GPU, and for the exploration on it: k.py's times, and when it was stopped."""
-    (tmp_path / "k.py").write_text(ready.kernel.read_text() + "# faster\n")
+def explored(monkeypatch):
+    """Stand-ins for a GPU, and for the exploration on it: its entrants, and when it was stopped."""
     gpu_sandbox = SimpleNamespace(device_name="NVIDIA H200", stop=Stop())
     monkeypatch.setattr(sandbox, "Sandbox", lambda *_: contextlib.nullcontext(gpu_sandbox))
 
-    def ends_with(times_us: list[float], stopped_after_s: float | None = None) -> None:
-        timed = [
-            entrants.Entrant(name, file, is_opponent=name != "k", status=Status.OK, rounds_us=us, calls_us=us)
-            for name, file, us in (("best (v0)", ready.kernel, [9.0] * 9), ("k", tmp_path / "k.py", times_us))
-        ]
-        outcome = run.Explored(timed[::-1], ["default"], stopped_after_s, {})
+    def ends_with(timed: list[entrants.Entrant], stopped_after_s: float | None = None) -> None:
+        outcome = run.Explored(timed, ["default"], stopped_after_s, {})
         monkeypatch.setattr(run, "explore", lambda *_: outcome)
 
     return ends_with
+
+
+def timed(file: Path, us: list[float], name: str | None = None) -> entrants.Entrant:
+    """A right entrant with these times. name: of an opponent."""
+    return entrants.Entrant(
+        name or file.stem, file, is_opponent=name is not None, status=Status.OK, rounds_us=us, calls_us=us
+    )
+
+
+@pytest.fixture
+def explored_on_a_gpu(ready, tmp_path, explored):
+    """The same of k.py beside the best version, by k.py's times."""
+    (tmp_path / "k.py").write_text(ready.kernel.read_text() + "# faster\n")
+    best = timed(ready.kernel, [9.0] * 9, "best (v0)")
+    return lambda us, stopped_after_s=None: explored([timed(tmp_path / "k.py", us), best], stopped_after_s)
 
 
 def test_the_leader_goes_to_kernel_py_at_once_and_nothing_after_a_stop(ready, tmp_path, explored_on_a_gpu):
@@ -137,17 +148,11 @@ def test_another_gpu_than_the_tasks_is_refused_before_the_exploration(ready, tmp
     assert done.returncode == 2 and "the task is for H200" in done.stderr
 
 
-def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(session, tmp_path, monkeypatch):
-    names = ("a", "b", "c", "d")
-    for name in names:
-        (tmp_path / f"{name}.py").write_text(session.kernel.read_text() + f"# {name}\n")
-    gpu_sandbox = SimpleNamespace(device_name="NVIDIA H200", stop=Stop())
-    monkeypatch.setattr(sandbox, "Sandbox", lambda *_: contextlib.nullcontext(gpu_sandbox))
-    timed = [
-        entrants.Entrant(name, tmp_path / f"{name}.py", status=Status.OK, rounds_us=[us] * 9, calls_us=[us] * 9)
-        for name, us in zip(names, (5.0, 6.0, 7.0, 8.0), strict=True)
-    ]
-    monkeypatch.setattr(run, "explore", lambda *_: run.Explored(timed, ["default"], None, {}))
+def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(session, tmp_path, explored, monkeypatch):
+    files = [tmp_path / f"{name}.py" for name in "abcd"]
+    for file in files:
+        file.write_text(session.kernel.read_text() + f"# {file.stem}\n")
+    explored([timed(file, [us] * 9) for file, us in zip(files, (5.0, 6.0, 7.0, 8.0), strict=True)])
     judged, right = [], []
 
     def measure_in(_, start, *__):
@@ -159,7 +164,7 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
         return replace(found, verdict=wrong)
 
     monkeypatch.setattr(rounds, "measure_in", measure_in)
-    call = ("explore_kernels.py", *(tmp_path / f"{name}.py" for name in names), "--workspace", session.root)
+    call = ("explore_kernels.py", *files, "--workspace", session.root)
     for only, expected, code in (("d", ["a", "b", "c"], 1), ("b", ["a", "b"], 0)):
         judged.clear()
         right[:] = [only]

@@ -160,12 +160,12 @@ def changed(statement: ast.stmt) -> list[ast.expr]:
 def space_of(known: Assignments, file: Path) -> list[Constants] | None:
     """The configurations of a module-level SPACE, a literal: a list of dicts, or a dict of lists, which means their
     product. An empty dict in a list: the module's own constants. Unloadable where it is neither."""
-    assigned = known.get(SPACE)
-    if assigned is None:
+    space = known.get(SPACE)
+    if space is None:
         return None
-    if wrong := wrong_in(assigned.value):
+    if wrong := wrong_in(space.value):
         raise Unloadable(f"{file}: {wrong}")
-    return configurations(ast.literal_eval(assigned.value))
+    return configurations(ast.literal_eval(space.value))
 
 
 def wrong_in(space: ast.expr) -> str | None:

@@ -123,8 +123,8 @@ def remove_oldest(root: Path) -> None:
 
 def removed(folder: Path) -> bool:
     """Remove a build, unless a process uses it. Its paths are whole ones, which the tripwire of a kernel lets pass."""
-    with contextlib.suppress(OSError), open(folder / TURN, "a") as turn, open(folder / USED, "a") as used:
-        for mark in (turn, used):
+    with contextlib.suppress(OSError), open(folder / TURN, "a") as first, open(folder / USED, "a") as second:
+        for mark in (first, second):
             fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
         inside = sorted(folder.rglob("*"), key=lambda path: (path != folder / TURN, len(path.parts)), reverse=True)
         for path in inside:

@@ -34,8 +34,8 @@ ATEN = torch.ops.aten
 PRODUCTS = {ATEN.mm: 0, ATEN.bmm: 0, ATEN.addmm: 1, ATEN.baddbmm: 1}  # where their two operands begin
 SOFTMAX = {getattr(ATEN, name) for name in ("_softmax", "_safe_softmax") if hasattr(ATEN, name)}
 HIGHEST = {ATEN.amax, ATEN.max, ATEN.logsumexp}  # reductions that low scores do not change
-# Operations on single elements that give NaN for NaN, so that NaN can stand for a number that the inputs decide.
 SOME_LOW = 2 * LOW  # stands for low numbers; in 16 bits too it is one
+# Operations on single elements that give NaN for NaN, so that NaN can stand for a number that the inputs decide.
 CHAIN = {
     *("add", "sub", "mul", "div", "neg", "tanh", "exp", "exp2", "sigmoid", "clamp", "clamp_min", "clamp_max"),
     *("minimum", "maximum", "masked_fill", "where", "_to_copy", "clone"),
