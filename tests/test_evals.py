@@ -299,6 +299,8 @@ def test_a_task_is_judged_on_the_evaluators_files(case, prepared, monkeypatch):
 TRIALS = {
     "conv3x3": {"images": 2, "channels": 16, "side": 7},
     "soft_cap_attention": {"heads": 4, "key_heads": 2, "tokens": 7, "width": 16},
+    "int8_linear": {"tokens": 5, "width": 24, "channels": 7},
+    "linear_cross_entropy": {"tokens": 5, "width": 16, "vocabulary": 11},
     "qk_norm_rope": {"tokens": 5, "query_heads": 4, "key_heads": 2, "width": 16, "most": 9},
 }
 
@@ -317,6 +319,36 @@ def test_each_problem_of_a_trial_runs_at_other_sizes_and_stands_in_the_readme():
         returned = problem.call(model, inputs)
         assert (returned is None) == bool(before), name
         assert not any(old.equal(new) for old, new in zip(before, reference.mutated(inputs))), name
+    """)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_int8_layer_is_exact_on_both_of_its_ways():
+    done = forks_with_torch.run(f"""if True:
+    from pathlib import Path
+    from kernelopt.worker import problem
+    reference = problem.Reference(Path({str(EVALS)!r}, "trials", "int8_linear", "reference.py"))
+    for tokens, width, channels in ((32, 64, 16), (5, 33, 7)):
+        sizes = {{"tokens": tokens, "width": width, "channels": channels}}
+        model, (x, weight, scale_x, scale_w, bias), _ = reference.build("default", 0, None, "cpu", sizes)
+        wide = [one.double() for one in (scale_x, scale_w, bias)]
+        exact = (x.double() @ weight.double().t()) * (wide[0] * wide[1]) + wide[2]
+        assert (model(x, weight, *wide) - exact).abs().max() < 1e-12
+        assert (model(x, weight, scale_x, scale_w, bias) - exact).abs().max() < 0.004 * exact.abs().max()
+    """)
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_ignored_target_has_no_loss_and_the_softmax_is_not_flat():
+    done = forks_with_torch.run(f"""if True:
+    from pathlib import Path
+    from kernelopt.worker import problem
+    reference = problem.Reference(Path({str(EVALS)!r}, "trials", "linear_cross_entropy", "reference.py"))
+    sizes = {{"tokens": 64, "width": 128, "vocabulary": 512}}
+    model, (hidden, weight, target), _ = reference.build("default", 0, None, "cpu", sizes)
+    loss, ignored = model(hidden, weight, target), target == -100
+    assert ignored.any() and (loss[ignored] == 0).all() and (loss[~ignored] > 0).all()
+    assert 2 < float((hidden.float() @ weight.float().t()).std()) < 3
     """)
     assert done.returncode == 0, done.stdout
 
