@@ -97,6 +97,7 @@ def test_a_candidate_is_scored_in_place_of_the_example(monkeypatch, tmp_path):
         return [20.0 - 10 * bool(held_cycles)] * 5
 
     monkeypatch.setitem(deck["measured"].__globals__, "times_us", times_us)
+    monkeypatch.setitem(deck["measured"].__globals__, "DEVICE", "cpu")
     page = deck["wiki"].product("H100 SXM")
     scores = deck["measured"](deck["DECK"]["top_k"], BUNDLE / "examples" / "top_k", candidate, page)
     assert len(scores) == 5 and set(seen) == {"of the candidate"}

@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 from kernelopt import cli
 from kernelopt.hardware import wiki
 
+DEVICE = "cuda"
 FLUSH_BYTES = 128 << 20
 WARM_UP_CALLS = 10
 HELD_CYCLES = 2_000_000  # of a stream: about a millisecond, more than the host needs for a call
@@ -139,10 +140,13 @@ def main() -> int:
 def measured(problem: Problem, example: Path, other: Path | None, page: wiki.Page) -> list[Score]:
     peak = page.rows[problem.peak].value * (1e9 if problem.peak == "memory_bandwidth" else 1e12)
     kernel, reference = loaded(other or example / "kernel.py"), loaded(example / "reference.py")
-    call = kernel.kernel_function if hasattr(kernel, "kernel_function") else kernel.ModelNew().cuda()
+    call = kernel.kernel_function if hasattr(kernel, "kernel_function") else kernel.ModelNew().to(DEVICE)
+    import torch
+
     scores = []
     for shape in problem.shapes:
-        inputs = reference.get_inputs(**shape)
+        with torch.device(DEVICE):  # moe_up has billions of random values
+            inputs = reference.get_inputs(**shape)
         times, ahead = (times_us(call, inputs, problem.calls, held) for held in (0, HELD_CYCLES))
         median, deciles = statistics.median(times), statistics.quantiles(times, n=10)
         fraction = problem.amount(**shape) / (median * 1e-6) / peak
@@ -162,8 +166,8 @@ def times_us(call, inputs: list, calls: int, held_cycles: int = 0) -> list[float
     """By the deck's clock. It includes what the host needs for the launches, unless the stream is held meanwhile."""
     import torch
 
-    placed = [one.cuda() if isinstance(one, torch.Tensor) else one for one in inputs]
-    flushed = torch.empty(FLUSH_BYTES // 4, device="cuda")
+    placed = [one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in inputs]
+    flushed = torch.empty(FLUSH_BYTES // 4, device=DEVICE)
     times = []
     with torch.no_grad():
         for _ in range(WARM_UP_CALLS):

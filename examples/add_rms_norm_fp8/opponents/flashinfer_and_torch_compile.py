@@ -25,6 +25,8 @@ def quantised(normed):
 
 
 def kernel_function(x, residual, weight):
+    if not all(one.is_contiguous() for one in (x, residual, weight)):
+        raise ValueError("rows lie one behind the other")
     normed = x.clone()
     flashinfer.fused_add_rmsnorm(normed, residual, weight, 1e-6)
     return quantised(normed)

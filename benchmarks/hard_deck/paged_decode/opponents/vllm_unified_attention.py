@@ -31,6 +31,8 @@ def scratch(query):
 
 
 def kernel_function(query, cache, table, lengths):
+    if not all(one.is_contiguous() for one in (query, cache, table, lengths)):
+        raise ValueError("rows lie one behind the other")
     _, page, kv_heads, _ = cache.shape
     keys, values = cache.chunk(2, -1)
     out = torch.zeros_like(query)  # it writes nothing for a request without tokens
