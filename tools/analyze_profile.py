@@ -18,6 +18,7 @@ from kernelopt.diagnosis.diagnosis import Diagnosis
 from kernelopt.errors import UsageError
 from kernelopt.profilers.profile import Profile
 from kernelopt.report import brief, brief_answer
+from kernelopt.session import explorations
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -45,11 +46,15 @@ def main() -> int:
         return page(args, workspace, profile, diagnosis, earlier)
     diagnosis = replace(diagnosis, findings=diagnosis.findings[: args.findings])
     origin = text.origin(profile)
-    cli.emit({"origin": origin, **diagnosis.to_json()}, args.json, [origin, *lines(diagnosis)])
+    around = workspace or profile_folder.workspace_of(args.path)
+    last = explorations.last(around) if around else None
+    little = explorations.little_came_of(last) if last else None
+    cli.emit({"origin": origin, **diagnosis.to_json()}, args.json, [origin, *lines(diagnosis, little)])
     return 1 if diagnosis.classification.bottleneck == "unknown" else 0
 
 
-def lines(diagnosis: Diagnosis) -> list[str]:
+def lines(diagnosis: Diagnosis, little: str | None) -> list[str]:
+    """little: what to do where the last exploration brought next to nothing."""
     answer = [f"take care: {warning}" for warning in diagnosis.warnings]
     for kernel in diagnosis.kernels:
         share, duration = text.number(kernel.share_pct), text.number(kernel.duration_us)
@@ -57,6 +62,7 @@ def lines(diagnosis: Diagnosis) -> list[str]:
     answer.append(text.summary_line(diagnosis))
     if light := diagnosis.speed_of_light:
         answer.append(f"{'stop' if light.should_stop else 'go on'}: {light.reason}")
+        answer += [little] if little and not light.should_stop else []
     for finding in diagnosis.findings:
         answer += text.finding_lines(finding)
     if rules := [rule for rule in diagnosis.second_opinion if rule.speedup_pct]:

@@ -19,7 +19,7 @@ HOOK = f"""Claude Code, in .claude/settings.json, where hooks run in the user's 
 def main() -> int:
     from kernelopt import cli
     from kernelopt.errors import Refused
-    from kernelopt.session import stop_conditions
+    from kernelopt.session import explorations, stop_conditions
     from kernelopt.session.record_store import RecordStore
     from kernelopt.session.workspace import Workspace, digest
 
@@ -41,6 +41,9 @@ def main() -> int:
             "check_goal.py: a library's rate is no floor, and more may be possible; measure the floor: "
             f"measure_ceiling.py --workspace {workspace.root} --set-target"
         )
+    last = explorations.last(workspace)
+    if not met and last and (little := explorations.little_came_of(last)):
+        cli.say(f"check_goal.py: {little}")
     result = {
         "version": best.version if best else None,
         "met": met,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import stat
 import tempfile
 import weakref
@@ -559,6 +560,20 @@ def test_a_profile_of_another_session_is_named(run_here):
     done = run_here("analyze_profile.py", profile, "--workspace", BUNDLE / "examples" / "attention", "--brief")
     assert "is it another session's?" in done.stderr and "## Kernel\n" not in done.stdout
     assert not run_here("analyze_profile.py", profile, "--workspace", profile.parents[2], "--brief").stderr
+
+
+def test_go_on_comes_with_what_the_last_exploration_brought(tmp_path):
+    root = tmp_path / "kernel_opt_x"
+    shutil.copytree(BUNDLE / "examples" / "fp8_block_product", root)
+    profile, file = root / "profiles" / "v0" / "annotation", root / "explore" / "e1.json"
+    assert "brought" not in call_tool("analyze_profile.py", profile).stdout
+    explored = json.loads(file.read_text())
+    for row in explored["rows"]:
+        row["against_best"] = row["against_best"] and {"point": 1.004, "ci95": [1.003, 1.005]}
+    file.write_text(json.dumps(explored))
+    lines = call_tool("analyze_profile.py", profile).stdout.splitlines()
+    (at,) = [at for at, line in enumerate(lines) if line.startswith("go on: ")]
+    assert lines[at + 1] == "e1 brought 0.4 % over best (v0), less than 2 %: finish, or change the structure"
 
 
 # --- the reader in a process of its own ------------------------------------------------------------------------

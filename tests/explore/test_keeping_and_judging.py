@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import PLAN, call_tool, recorded
+from conftest import PLAN, call_tool, recorded, with_changes
 from kernelopt import cli
 from kernelopt.device import sandbox
 from kernelopt.device.stop_signal import Stop
@@ -172,3 +172,22 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
         assert (judged, done.returncode) == (expected, code), done.stderr
         assert "v0 REJECTED" in done.stderr and "prime sizes" in done.stderr
     assert "v0 ACCEPTED" in done.stdout and session.kernel.read_text().endswith("# b\n")
+
+
+@pytest.mark.parametrize(
+    ("us", "said"),
+    [
+        ([8.9] * 9, "e1 brought 1.1 % over best (v0), less than 2 %: finish, or change the structure"),
+        ([9.1] * 9, "e1 brought nothing over best (v0): finish, or change the structure"),
+        ([8.0] * 9, None),
+    ],
+)
+def test_an_exploration_that_brought_next_to_nothing_says_so(ready, tmp_path, explored_on_a_gpu, us, said):
+    target = {"workload": "default", "metric": "latency_us", "target": 0.1, "unit": "us", "basis": "given"}
+    ready.update_readme(with_changes(ready.task(), targets=[target]), {})
+    explored_on_a_gpu(us)
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "brought" in line] == [said] * bool(said)
+    goal = call_tool("check_goal.py", ready.root)
+    assert goal.returncode == 1 and ("brought" in goal.stderr) == bool(said)

@@ -68,15 +68,20 @@ def read_metrics(file: Path, workspace: Workspace | None, task: Task | None) -> 
 def with_session(profile: Profile, workspace: Workspace | None, task: Task | None, folder: Path) -> Profile:
     """The profile with the recorded latency and the page of its GPU, from its workspace; from the bundle's wiki where
     the folder lies in no workspace."""
-    recorded_us, product = None, None
-    try:
-        workspace = workspace or Workspace(folder.joinpath("..", "..", ".."))
-        recorded_us = analysis.recorded_us(workspace.memory, profile.params)
-    except ToolError:
-        workspace = None
+    workspace = workspace or workspace_of(folder)
+    recorded_us = analysis.recorded_us(workspace.memory, profile.params) if workspace else None
+    product = None
     with contextlib.suppress(ToolError):
         product = platforms.page_of(profile.params.device, workspace, task) if profile.params else None
     return replace(profile, recorded_us=recorded_us, product=product)
+
+
+def workspace_of(path: Path) -> Workspace | None:
+    """The workspace that the folder W/profiles/vN/MODE lies in; None where it lies in none."""
+    try:
+        return Workspace(path.resolve().joinpath("..", "..", ".."))
+    except ToolError:
+        return None
 
 
 def is_of(workspace: Workspace, params: Params) -> bool:

@@ -5,15 +5,9 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..measure import baselines
+from ..session.explorations import BEST, is_best
 from ..session.record_store import RecordStore
 from ..session.subject import KernelUnderTest
-
-BEST = "best"
-
-
-def is_best(name: str | None) -> bool:
-    """Is an opponent of this name the workspace's best version?"""
-    return name is not None and name.startswith(f"{BEST} (")
 
 
 def of(subject: KernelUnderTest, names: list[str] | None, folder: Path, candidates: list[str]) -> dict[str, Path]:

@@ -14,13 +14,12 @@ from ..compiling.compiled import Compiled
 from ..errors import Refused, UsageError
 from ..measure.latency import Latency
 from ..session import explorations
-from ..session.explorations import folder_of, numbers
+from ..session.explorations import folder_of, is_best, numbers
 from ..session.record_store import RecordStore, now
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
 from .entrants import Entrant, KeyMetrics
-from .opponents import is_best
 from .resources import Resources
 from .run import Explored, Plan
 

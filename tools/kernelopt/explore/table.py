@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from ..device import spent
+from ..session.explorations import Exploration, little_came_of
 from ..statuses import Status
 from .run import MOST_SUSTAINED
 
@@ -33,6 +34,8 @@ def lines(result: dict, path: Path | None) -> list[str]:
     notes.append(spent.took(result["wall_s"], result["seconds"]))
     others = [name for name in result["workloads"] if name != result["workload"]]
     caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
+    if path and (little := little_came_of(Exploration.from_json({"exploration": path.stem, **result}))):
+        notes.append(little)
     return [*caption[: len(others)], *table, *notes, *errors, *([str(path)] if path else [])]
 
 

@@ -27,6 +27,7 @@ LIBRARY_ROWS = {
 }
 CEILING = "measured_{}_tensor_ceiling"  # the bare tensor operations of that dtype (measure_ceiling.py)
 PROBLEM_CEILING = "measured_{}_problem_ceiling"  # the same beside the other arithmetic of one problem
+SUSTAINED = "_sustained"  # ends the name of either where it was timed in calls in a row, under the power cap
 COMPUTE_ROWS = {dtype: (CEILING.format(dtype), *rows) if rows else () for dtype, rows in LIBRARY_ROWS.items()}
 # The largest of these is the limit for any kernel, which may use any format that holds the numbers. fp32 work may run
 # as several tf32 products, and a narrower accumulator may be faster.
@@ -52,11 +53,12 @@ TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, 
 
 @dataclass(frozen=True)
 class Roof:
-    """The limits of a product for a problem. bandwidth, compute: attainable, measured if possible. peak_…:
-    documented. limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
+    """The limits of a product for a problem. bandwidth, compute: attainable, measured if possible. sustained_compute:
+    the same in calls in a row, where that was measured. peak_…: documented. limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
+    sustained_compute: wiki.Row | None
     peak_bandwidth: wiki.Row | None
     peak_compute: wiki.Row | None
     limit_bandwidth: wiki.Row | None
@@ -82,10 +84,12 @@ def roof(page: wiki.Page, dtype: str, also: Sequence[str] = (), other_arithmetic
     if other_arithmetic:
         compute = (PROBLEM_CEILING.format(dtype), *compute)
     documented = [name for name in compute if name.startswith("peak")]
+    attainable = _first(page, compute)
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
     return Roof(
         bandwidth=_first(page, BANDWIDTH_ROWS),
-        compute=_first(page, compute),
+        compute=attainable,
+        sustained_compute=_first(page, [attainable.metric + SUSTAINED] if attainable else []),
         peak_bandwidth=_first(page, ["memory_bandwidth"]),
         peak_compute=_first(page, documented),
         limit_bandwidth=_largest(page, LIMIT_BANDWIDTH_ROWS),

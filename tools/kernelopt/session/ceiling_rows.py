@@ -7,12 +7,12 @@ product reaches is a library rate: an opponent.
 
 from ..hardware import wiki
 from ..hardware.card import Card
-from ..hardware.roofline import CEILING, PROBLEM_CEILING
+from ..hardware.roofline import CEILING, PROBLEM_CEILING, SUSTAINED
 from ..hardware.work import rate_unit
 from . import calibration, platforms
 from .ceiling_report import PARTS, Part, TensorCeiling
 
-ENDINGS = {"cold": "", "burst": "_burst", "sustained": "_sustained"}  # how it was timed -> end of the row's name
+ENDINGS = {"cold": "", "burst": "_burst", "sustained": SUSTAINED}  # how it was timed -> end of the row's name
 HOW = {"cold": "L2 flushed before each call", "burst": "back to back from rest", "sustained": "back to back"}
 SOURCE = "[ceiling]"
 

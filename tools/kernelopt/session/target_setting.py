@@ -7,9 +7,10 @@ from .task import Target
 
 
 def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> Target:
-    """Set `share_pct` of the attainable rate of the resource that bounds the workload."""
+    """Set `share_pct` of the attainable rate of the resource that bounds the workload. For arithmetic that is the
+    sustained rate, where it was measured: a version's recorded latency is of a warm card, too."""
     if roofline.bound(work.flops, work.bytes_min, roof).bound == "compute":
-        row, metric, unit = roof.compute, "tflops", "TFLOPS"
+        row, metric, unit = roof.sustained_compute or roof.compute, "tflops", "TFLOPS"
     else:
         row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
     value = round(share_pct / 100 * row.value, 2)
