@@ -38,9 +38,7 @@ STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
 
 BY_LIBRARY = {f"{name} v{version}" for name in ("attention", "gemm_fused") for version in range(5)}  # compute-bound
 BY_LIBRARY |= {
-    f"{name} v{version}"
-    for name in ("attention_backward", "fp8_block_product", "fp8_product")
-    for version in range(2)
+    f"{name} v{version}" for name in ("attention_backward", "fp8_block_product", "fp8_product") for version in range(2)
 }
 EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
     "add_rms_norm_fp8 v0": (DRAM, LEAST, set(), {EXCESS, NO_MMA}),  # DRAM 81 %, 1.12 times the least bytes
