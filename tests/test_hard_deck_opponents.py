@@ -28,7 +28,6 @@ LIBRARY_OF = {
     DECK / "top_k/opponents/flashinfer_top_k_deterministic.py": "flashinfer",
     DECK / "w4a16/opponents/gemlite_a16w4.py": "gemlite",
     DECK / "w4a16/opponents/marlin_of_vllm.py": "vllm",
-    DECK / "fp8_block_product/opponents/deep_gemm_nt.py": "deep_gemm",
     DECK / "cross_entropy_backward/opponents/quack_in_place.py": "quack",
     FP8_NORM / "opponents/vllm_dynamic_per_token.py": "vllm",
     FP8_NORM / "opponents/flashinfer_and_torch_compile.py": "flashinfer",
@@ -85,7 +84,8 @@ def test_each_opponent_that_needs_a_library_is_listed_here():
 def test_without_its_library_an_opponent_says_how_to_install_it(path, monkeypatch):
     monkeypatch.setitem(sys.modules, LIBRARY_OF[path], None)
     text = path.read_text()
-    assert "NOT RUN on a GPU yet" in text and "Written for" in text and "ept between calls" in text
+    assert "on an h100" in " ".join(text.lower().split()) or "not run on a GPU yet" in text
+    assert "Written for" in text and "ept between calls" in text
     with pytest.raises(ImportError, match="is not installed in this environment; run: pip install"):
         runpy.run_path(str(path))
 
@@ -347,24 +347,6 @@ def test_marlin_gets_weights_scales_and_zero_points_in_its_order(opponent, vllm_
 
 
 # fp8
-
-
-@pytest.mark.parametrize("sizes", [{"m": 5, "n": 136, "k": 256}, {"m": 7, "n": 150, "k": 303}], ids=["even", "odd"])
-def test_deep_gemm_gets_rows_that_tma_can_address(opponent, sizes):
-    def fp8_gemm_nt(first, second, out):
-        (x, scale_x), (weight, scale_w) = first, second
-        assert x.dtype == weight.dtype == torch.float8_e4m3fn and out.dtype == torch.bfloat16
-        assert x.stride(0) % 16 == weight.stride(0) % 16 == 2 * out.stride(0) % 16 == 0 and out.stride(1) == 1
-        assert x.shape[1] == weight.shape[1] and out.shape == (len(x), len(weight))
-        blocks = -(-x.shape[1] // 128)
-        assert scale_x.shape == (len(x), blocks) and scale_w.shape == (-(-len(weight) // 128), blocks)
-        assert scale_x.dtype == scale_w.dtype == torch.float32 and scale_w.is_contiguous()
-        out.copy_(exact(block_product, [x, weight, scale_x, scale_w]))
-
-    block_product = task(DECK / "fp8_block_product")
-    found = opponent("fp8_block_product/opponents/deep_gemm_nt.py", deep_gemm=module(fp8_gemm_nt=fp8_gemm_nt))
-    inputs = block_product["get_inputs"](**sizes)
-    torch.testing.assert_close(found["kernel_function"](*inputs), exact(block_product, inputs))
 
 
 def add_rms_norm(x, residual, weight, epsilon):

@@ -172,7 +172,6 @@ LIBRARIES = {
     ),
     "gemlite": Library("gemlite==0.6.0.post2", lambda path: path.startswith("gemlite/")),
     "vllm": Library("vllm==0.33.0", of_vllm, finish_vllm),
-    "deep_gemm": Library("sgl-deep-gemm==0.2.0", lambda path: path.startswith("deep_gemm/")),
     "quack": Library(
         "quack-kernels==0.2.4",
         lambda path: path.startswith("quack/"),

@@ -1,19 +1,22 @@
 """Kimi delta attention in two kernels. fold: the WY form of each chunk of 64 tokens, all chunks side by side; it takes
 the channels in two halves, so that a thread spills little. walk: over the chunks of a head, a block for a part of V;
 two products of the state a chunk, one after the other, and the output beside them, so no state goes to memory. With few
-heads, the parts of V are what fills the card."""
+heads, the parts of V are what fills the card. New since the session of 2026-11-23, not run on a GPU: calls after the first
+of a shape go to the compiled kernels with addresses, past Triton's binder."""
 
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.runtime import driver
 
 PER_E = tl.constexpr(1.4426950408889634)  # log2(e): gates become powers of 2
 CHUNK = 64
 WIDTH = 128
-BLOCK = 32
+BLOCK = 32  # tokens whose gates are scaled by those of one of them
 INVERSE = "tf32"
 FOLD_WARPS = 4
-REGISTERS = 255
+REGISTERS = 255  # at most, of a thread of fold
 PART = 16
 WALK_WARPS = 4
 STAGES = 3
@@ -136,25 +139,71 @@ def walk(
         tl.store(out + at, output.to(dtype), (token < tokens)[:, None])
 
 
-def kernel_function(q, k, v, g, beta):
+class Launches:
+    """Launches of one kernel. The first of a key goes through Triton, later ones straight to its compiled code. Triton
+    compiles for numbers that are 1 or multiples of 16, and for pointers to multiples of 16: those are looked at here. The
+    key must hold the type and the device of every tensor, since nobody looks at an address again. The CPU interpreter
+    compiles nothing, and always goes through Triton."""
+
+    def __init__(self, kernel):
+        self.kernel, self.ready, self.compiles = kernel, {}, isinstance(kernel, triton.JITFunction)
+
+    def __call__(self, key, grid, pointers, rest, **options):
+        """pointers: tensors, the kernel's first parameters; rest: numbers and constants."""
+        if not self.compiles:
+            return self.kernel[grid](*pointers, *rest, **options)
+        addresses = [tensor.data_ptr() for tensor in pointers]
+        device = driver.active.get_current_device()  # a compiled kernel is loaded on one
+        key = device, key, rest, *[address % 16 for address in addresses], *options.values()
+        ready = self.ready.get(key)
+        if ready and not hooked():
+            stream = driver.active.get_current_stream(device)
+            none = None, None, None  # nothing to tell to hooks
+            ready.run(*grid, stream, ready.function, ready.packed_metadata, *none, *addresses, *rest)
+        else:
+            compiled = self.kernel[grid](*pointers, *rest, **options)
+            if getattr(compiled, "function", None) is not None:  # compiled and launched
+                self.ready[key] = compiled
+
+
+def hooked():
+    """Whether somebody, such as a profiler, wants to hear of launches; a chain of hooks in Triton 3.6, else one or None."""
+    hook = knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
+
+
+of_fold, of_walk = Launches(fold), Launches(walk)
+
+
+def attention_of(q, k, v, g, beta, device):
     batch, tokens, heads, width = q.shape
     if (width, v.shape[-1]) != (WIDTH, WIDTH):
         raise ValueError("the kernel is written for K = V = 128")
-    if {x.dtype for x in (q, k, v)} != {torch.bfloat16} or g.dtype != torch.float32:
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16 or g.dtype != torch.float32:
         raise ValueError("the kernel is written for q, k and v in bf16, and g in fp32")
-    q, k, v, g, beta = (x.contiguous() for x in (q, k, v, g, beta))
-    chunks, pairs = triton.cdiv(tokens, CHUNK), batch * heads
+    key = device, k.get_device(), v.get_device(), g.get_device(), beta.get_device(), beta.dtype
+    q, k, v, g, beta = q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous(), beta.contiguous()
+    chunks, pairs = -(-tokens // CHUNK), batch * heads
     out = torch.empty_like(v)
-    new, asked, pushed, ended, weighted = v.new_empty(pairs * chunks * CHUNK * (4 * WIDTH + CHUNK)).split(
-        [pairs * chunks * CHUNK * columns for columns in (WIDTH, WIDTH, WIDTH, WIDTH, CHUNK)]
+    rows = pairs * chunks * CHUNK
+    new, asked, pushed, ended, weighted = v.new_empty(rows * (4 * WIDTH + CHUNK)).split_with_sizes(
+        (rows * WIDTH, rows * WIDTH, rows * WIDTH, rows * WIDTH, rows * CHUNK)
     )
     decay = g.new_empty(pairs * chunks * WIDTH)
-    fold[(chunks, pairs)](
-        q, k, v, g, beta, new, asked, weighted, pushed, ended, decay, tokens, heads, width**-0.5,
-        CHUNK, WIDTH, BLOCK, INVERSE, num_warps=FOLD_WARPS, maxnreg=REGISTERS,
+    of_fold(
+        key, (chunks, pairs, 1), (q, k, v, g, beta, new, asked, weighted, pushed, ended, decay),
+        (tokens, heads, width**-0.5, CHUNK, WIDTH, BLOCK, INVERSE), num_warps=FOLD_WARPS, maxnreg=REGISTERS,
     )  # fmt: skip
-    walk[(WIDTH // PART, pairs)](
-        out, new, asked, weighted, pushed, ended, decay, tokens, heads, chunks,
-        CHUNK, WIDTH, PART, STAGES, num_warps=WALK_WARPS,
+    of_walk(
+        key, (WIDTH // PART, pairs, 1), (out, new, asked, weighted, pushed, ended, decay),
+        (tokens, heads, chunks, CHUNK, WIDTH, PART, STAGES), num_warps=WALK_WARPS,
     )  # fmt: skip
     return out
+
+
+def kernel_function(q, k, v, g, beta):
+    device = q.get_device()
+    if q.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return attention_of(q, k, v, g, beta, device)
+    return attention_of(q, k, v, g, beta, device)

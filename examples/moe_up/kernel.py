@@ -3,23 +3,31 @@
 A producer warp asks TMA for tiles of x, gate and up, STAGES ahead and across tiles; two warpgroups multiply 64 rows
 each by 128 columns of gate and of up, and write SwiGLU of the two sums. Programs are persistent. Each role finds the
 expert of a tile from the offsets; the warpgroups look for their next one while the last products run. FLAT column
-tiles of an expert are walked together. Shapes and addresses that TMA does not take go by pointers.
+tiles of an expert are walked together. Shapes and addresses that TMA does not take go by pointers. After the first call of
+a shape the compiled kernel is launched with addresses and kept tensor maps, which saves host time; that did not run on a
+GPU.
 """
+
+import copy
+import functools
+import inspect
 
 import torch
 import triton
 import triton.language as tl
+from triton import knobs
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.runtime import driver
 
 STAGES = 4
 FLAT = 1
-WIDE = 1
+WIDE = 1  # stores of 16 bytes a thread, by way of shared memory
 ROWS, COLUMNS, DEPTH = tl.constexpr(128), tl.constexpr(128), tl.constexpr(64)
 # Its name changed after Triton 3.6.
-copy = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+fetch = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 
 @triton.jit
@@ -114,10 +122,10 @@ def produce(
             stage = number % STAGES
             mbarrier.wait(empty.index(stage), ((number // STAGES) & 1) ^ 1)
             mbarrier.expect(full.index(stage), (ROWS + 2 * COLUMNS) * DEPTH * 2)
-            copy(x, [first, step], full.index(stage), xs.index(2 * stage))
-            copy(x, [first + 64, step], full.index(stage), xs.index(2 * stage + 1))
-            copy(gate, [expert * hidden + step, tile_n * COLUMNS], full.index(stage), gs.index(stage))
-            copy(up, [expert * hidden + step, tile_n * COLUMNS], full.index(stage), us.index(stage))
+            fetch(x, [first, step], full.index(stage), xs.index(2 * stage))
+            fetch(x, [first + 64, step], full.index(stage), xs.index(2 * stage + 1))
+            fetch(gate, [expert * hidden + step, tile_n * COLUMNS], full.index(stage), gs.index(stage))
+            fetch(up, [expert * hidden + step, tile_n * COLUMNS], full.index(stage), us.index(stage))
             number += 1
 
 
@@ -259,42 +267,129 @@ def up_projection(
     )
 
 
-def by_pointers(x, gate, up, y, offsets):
+class Launches:
+    """Launches of one kernel. The first of a key goes through Triton, later ones straight to its compiled code. Triton
+    compiles for numbers that are 1 or multiples of 16, and for pointers to multiples of 16: those are looked at here. The
+    key must hold the type and the device of every tensor, since nobody looks at an address again, and `rest` the sizes of
+    what is described. The CPU interpreter compiles nothing, and always goes through Triton."""
+
+    def __init__(self, kernel):
+        self.kernel, self.ready, self.compiles = kernel, {}, isinstance(kernel, triton.JITFunction)
+
+    def __call__(self, key, grid, tiles, pointers, rest, **options):
+        """tiles: what describes the kernel's first parameters, (tensor, block); pointers: tensors, the next ones; rest: numbers
+        and constants."""
+        if not self.compiles:
+            return self.bound(grid, tiles, pointers, rest, options)
+        addresses = [tensor.data_ptr() for tensor in pointers]
+        device = driver.active.get_current_device()  # a compiled kernel is loaded on one
+        key = device, key, rest, *[address % 16 for address in addresses], *options.values()
+        ready = self.ready.get(key)
+        if ready and not hooked():
+            return ready(grid, driver.active.get_current_stream(device), tiles, addresses, rest)
+        compiled = self.bound(grid, tiles, pointers, rest, options)
+        if key not in self.ready:
+            self.ready[key] = Ready.of(compiled, tiles)
+
+    def bound(self, grid, tiles, pointers, rest, options):
+        """A launch through Triton's binder."""
+        described = [TensorDescriptor.from_tensor(*tile) for tile in tiles]
+        return self.kernel[grid](*described, *pointers, *rest, **options)
+
+
+class Ready:
+    """A compiled kernel that takes addresses. Tensor maps are kept by address: a map says where a tensor lies and how it is
+    cut, and nothing of its contents."""
+
+    MOST_MAPS = 64  # of a parameter
+
+    def __init__(self, compiled, tiles):
+        self.run, self.function, self.metadata = compiled.run, compiled.function, compiled.packed_metadata
+        self.maps, self.cuts = [{} for _ in tiles], compiled.metadata.tensordesc_meta if tiles else ()
+        if tiles:
+            from triton.backends.nvidia.driver import make_tensordesc_arg
+
+            self.made = make_tensordesc_arg
+            self.more = (None,) * (len(inspect.signature(self.made).parameters) - 2)  # Triton 3.9 takes a third
+            self.run = copy.copy(compiled.run)
+            around = compiled.run.launch  # makes maps of descriptors, then calls what launches
+            cells = zip(around.__code__.co_freevars, around.__closure__, strict=True)
+            self.run.launch = {name: cell.cell_contents for name, cell in cells}["launcher"]
+            if len(self.cuts) != len(tiles) or not all(self.cuts):
+                raise LookupError("a descriptor without a tensor map")
+        if self.function is None:
+            raise LookupError("a kernel that was compiled and not launched")
+
+    @classmethod
+    def of(cls, compiled, tiles):
+        """None where this Triton keeps its launcher otherwise: then all launches go through Triton."""
+        try:
+            return cls(compiled, tiles)
+        except (AttributeError, ImportError, LookupError, TypeError, ValueError):
+            return None
+
+    def __call__(self, grid, stream, tiles, addresses, rest):
+        arguments = []
+        for maps, cut, tile in zip(self.maps, self.cuts, tiles, strict=True):
+            address = tile[0].data_ptr()
+            made = maps.get(address)
+            if made is None:
+                if len(maps) >= self.MOST_MAPS:
+                    maps.clear()
+                made = maps[address] = self.made(TensorDescriptor.from_tensor(*tile), cut, *self.more)
+            arguments += made
+        self.run(*grid, stream, self.function, self.metadata, None, None, None, *arguments, *addresses, *rest)
+
+
+def hooked():
+    """Whether somebody, such as a profiler, wants to hear of launches; a chain of hooks in Triton 3.6, else one or None."""
+    hook = knobs.runtime.launch_enter_hook
+    return bool(getattr(hook, "calls", hook))
+
+
+of_pointers, of_roles = Launches(up_projection_by_pointers), Launches(up_projection)
+
+
+@functools.cache
+def multiprocessors(device):
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def by_pointers(x, gate, up, y, offsets, key):
     """For shapes that TMA does not take, and few columns."""
     (visits, hidden), (experts, _, inner) = x.shape, gate.shape
-    grid = (triton.cdiv(visits, 32) + experts, triton.cdiv(inner, 64))
-    sizes = {"ROWS": 32, "COLUMNS": 64, "DEPTH": 32}
-    up_projection_by_pointers[grid](x, gate, up, y, offsets, experts, hidden, inner, **sizes)
+    grid = -(-visits // 32) + experts, -(-inner // 64), 1
+    of_pointers(key, grid, (), (x, gate, up, y, offsets), (experts, hidden, inner, 32, 64, 32))
 
 
-def by_roles(x, gate, up, y, offsets):
-    hidden, (experts, _, inner) = x.shape[1], gate.shape
-    swizzled = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    panels = (
-        TensorDescriptor.from_tensor(one.view(experts * hidden, inner), [64, 128], swizzled) for one in (gate, up)
-    )
-    count = torch.cuda.get_device_properties(x.device).multi_processor_count
-    up_projection[(count,)](
-        TensorDescriptor.from_tensor(x, [64, 64], swizzled),
-        *panels,
-        y,
-        offsets,
-        hidden,
-        inner,
-        experts,
-        EXPERTS=triton.next_power_of_2(experts),
-        STAGES=STAGES,
-        FLAT=FLAT,
-        WIDE=WIDE,
-        num_warps=4,
-    )
+def by_roles(x, gate, up, y, offsets, key):
+    (visits, hidden), (experts, _, inner) = x.shape, gate.shape
+    swizzled = layout()
+    tiles = [(x, [64, 64], swizzled)]
+    tiles += [(one.view(experts * hidden, inner), [64, 128], swizzled) for one in (gate, up)]
+    rest = hidden, inner, experts, 1 << (experts - 1).bit_length(), STAGES, FLAT, WIDE
+    of_roles((*key, visits), (multiprocessors(x.device), 1, 1), tiles, (y, offsets), rest, num_warps=4)
+
+
+@functools.cache
+def layout():
+    return gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+
+
+def up_projection_of(x, gate, up, offsets, device):
+    key = device, gate.get_device(), up.get_device(), offsets.get_device(), x.dtype, gate.dtype, up.dtype, offsets.dtype
+    x, gate, up, offsets = x.contiguous(), gate.contiguous(), up.contiguous(), offsets.contiguous()
+    y = x.new_empty((x.shape[0], gate.shape[2]))
+    by_lines = (x.data_ptr() | gate.data_ptr() | up.data_ptr()) % 16 == 0 and x.element_size() == 2
+    if y.numel():
+        by_tma = by_lines and x.shape[1] % 64 == 0 and y.shape[1] % 8 == 0
+        (by_roles if by_tma else by_pointers)(x, gate, up, y, offsets, key)
+    return y
 
 
 def kernel_function(x, gate, up, offsets):
-    x, gate, up, offsets = (tensor.contiguous() for tensor in (x, gate, up, offsets))
-    y = torch.empty((len(x), gate.shape[2]), dtype=x.dtype, device=x.device)
-    by_lines = all(tensor.data_ptr() % 16 == 0 for tensor in (x, gate, up)) and x.element_size() == 2
-    if y.numel():
-        by_tma = by_lines and x.shape[1] % 64 == 0 and y.shape[1] % 8 == 0
-        (by_roles if by_tma else by_pointers)(x, gate, up, y, offsets)
-    return y
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return up_projection_of(x, gate, up, offsets, device)
+    return up_projection_of(x, gate, up, offsets, device)

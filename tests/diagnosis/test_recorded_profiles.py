@@ -1,4 +1,5 @@
-"""The analyser's verdict on every profile that the worked examples recorded on an H200, and a reading of their metrics.
+"""The analyser's verdict on every profile that the worked examples recorded on an H200 or an
+H100, and a reading of their metrics.
 
 EXPECTED was written from the metrics, not from the output: each line ends with those that decide it. Shares of stalls
 are of the warp latency, "floor" is its share by the recorded latency.
@@ -37,9 +38,7 @@ STARVED, TENSOR_BUSY, XU_BUSY, ISSUE_BUSY = (
 
 BY_LIBRARY = {f"{name} v{version}" for name in ("attention", "gemm_fused") for version in range(5)}  # compute-bound
 BY_LIBRARY |= {
-    f"{name} v{version}"
-    for name in ("attention_backward", "fp8_block_product", "fp8_product", "moe_up")
-    for version in range(2)
+    f"{name} v{version}" for name in ("attention_backward", "fp8_block_product", "fp8_product") for version in range(2)
 }
 EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
     "add_rms_norm_fp8 v0": (DRAM, LEAST, set(), {EXCESS, NO_MMA}),  # DRAM 81 %, 1.12 times the least bytes
@@ -80,8 +79,9 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     # bytes: 2.1 GB of sectors, more than the operands that cp.async brings
     "fp8_block_product v0": (("latency", "barrier"), LOADS, {STARVED, BARRIER}, {OCCUPANCY, EXCESS}),
     "fp8_block_product v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, LOADS, SPILLS}),  # tensor 81 %
-    # tensor 82 %; 4 of 32 bytes are those of the scales, all else is cp.async
-    "fp8_product v0": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, LOADS, EXCESS}),
+    # L2 75 %, tensor 72 %, long scoreboard 37 %. LOADS is wrong: the 4 of 32 bytes are those of the scales, all else is
+    # cp.async; but tiles are fetched again and again, so 4 bytes of each sector are more than the inputs
+    "fp8_product v0": (WAITS, LOADS, {LONG}, {OCCUPANCY, EXCESS}),
     "fp8_product v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, LOADS}),  # tensor 87 %
     # one block for 32 columns of a head of a sequence: long scoreboard 58 %, busiest SM 1.10, occupancy 14 %
     "gated_delta_rule v0": (WAITS, NO_MMA, {LONG, UNEVEN, OCCUPANCY}, {EXCESS, LOADS}),
@@ -95,9 +95,9 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "gemm_fused v4": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 90 %
     # 64 blocks of one recurrence each, token by token
     "kda v0": (GRID, NO_MMA, {SMALL}, {LONG, OCCUPANCY, LOADS}),
-    # fold 63 % of the call: no unit above 59 %, long scoreboard 27 %; 264 bytes of stack are 25 % of the sectors;
-    # 26 % of the passes conflict, 14 % wait for shared memory
-    "kda v1": (WAITS, "several_kernels", {SPILLS}, {NO_MMA, LONG, CONFLICTS, OCCUPANCY}),
+    # fold 65 % of the call: no unit above 55 %, long scoreboard 31 %; 264 bytes of stack are 25 % of the sectors;
+    # 26 % of the passes conflict, 12 % wait for shared memory
+    "kda v1": (WAITS, "several_kernels", {SPILLS, LONG}, {NO_MMA, CONFLICTS, OCCUPANCY}),
     "matvec v0": (DRAM, LEAST, set(), {NO_MMA, LONG}),  # DRAM 87 %, least bytes, 1 FLOP/byte
     "matvec v1": (DRAM, LEAST, {"several_kernels"}, {NO_MMA, LONG}),  # DRAM 91 %, a second kernel of 0.3 %
     "matvec v2": (DRAM, LEAST, {BARRIER}, {NO_MMA, CONFLICTS}),  # DRAM 95 %; barrier 32 %; shared memory 7 %
@@ -110,9 +110,9 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "maxpool3d v1": (WAITS, LONG, {OCCUPANCY}, {EXCESS}),  # DRAM 75 %, 61 % long scoreboard, occupancy 43 %
     "maxpool3d v2": (DRAM, LEAST, {STORES, SPILLS}, {LONG}),  # DRAM 87 %, least bytes; local 6.8 % of the sectors
     "maxpool3d v3": (DRAM, LEAST, {STORES}, {SPILLS, LONG}),  # DRAM 90 %, wrote 241 MB of 244
-    # tensor 37 % where arithmetic bounds, long scoreboard 46 %; the 4 of 32 bytes are of the offsets beside cp.async
-    "moe_up v0": (WAITS, STARVED, {LONG}, {OCCUPANCY, LOADS}),
-    "moe_up v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, EXCESS}),  # tensor 90 %, the least bytes
+    # DRAM 81 %, 2.4 times the least bytes; the 4 of 32 bytes are of the offsets beside cp.async
+    "moe_up v0": (DRAM, EXCESS, set(), {OCCUPANCY, LOADS}),
+    "moe_up v1": (DRAM, LEAST, {BARRIER}, {OCCUPANCY, EXCESS, LOADS}),  # DRAM 83 %, the least bytes; barrier 38 %
     # DRAM 77 %, long scoreboard 50 %; cp.async: 8.7 million sectors are 279 MB for 269 MB of inputs; 4 FLOP/byte
     "paged_decode v0": (WAITS, LONG, {"partial_last_wave", OCCUPANCY}, {LOADS, MMA_SYNC, NO_MMA, EXCESS}),
     "paged_decode v1": (DRAM, LEAST, set(), {LOADS, MMA_SYNC, OCCUPANCY, "partial_last_wave"}),  # DRAM 84 %

@@ -1,5 +1,6 @@
 """FlashInfer's fused_add_rmsnorm, which overwrites x and so gets a copy, then scales and e4m3 by torch.compile: FlashInfer
-has no fused kernel with a scale a token. NOT RUN on a GPU yet.
+has no fused kernel with a scale a token. Timed on an H100; verify_kernel.py called it a suspect there, for it
+walks frames.
 
 Written for flashinfer-python 0.7.2.post1: pip install flashinfer-python==0.7.2.post1, or
 ../../../benchmarks/hard_deck/opponents.py. FlashInfer's CUDA kernel is asked for, for its other one needs CuTe DSL.

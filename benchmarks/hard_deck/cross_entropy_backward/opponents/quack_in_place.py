@@ -1,5 +1,5 @@
 """QuACK's cross-entropy in CuTe DSL, its backward pass in the memory of the logits: the forward kernel reads them, the
-backward kernel reads them again and writes. NOT RUN on a GPU yet.
+backward kernel reads them again and writes. It was not run on a GPU yet.
 
 Written for quack-kernels 0.2.4 with nvidia-cutlass-dsl 4.3.5, and of the same form in 0.6.5: pip install
 quack-kernels==0.2.4 nvidia-cutlass-dsl==4.3.5 apache-tvm-ffi, or ../../opponents.py. Both kernels are compiled at the

@@ -1,7 +1,7 @@
 """Kimi delta attention in two kernels. fold: the WY form of each chunk of 64 tokens, all chunks side by side; it takes
 the channels in two halves, so that a thread spills little. walk: over the chunks of a head, a block for a part of V;
 two products of the state a chunk, one after the other, and the output beside them, so no state goes to memory. With few
-heads, the parts of V are what fills the card. New since the session of 2026-11-23, not run on a GPU: calls after the first
+heads, the parts of V are what fills the card. It is the kernel of examples/kda: calls after the first
 of a shape go to the compiled kernels with addresses, past Triton's binder."""
 
 import torch

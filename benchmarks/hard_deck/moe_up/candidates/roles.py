@@ -4,8 +4,8 @@ A producer warp asks TMA for tiles of x, gate and up, STAGES ahead and across ti
 each by 128 columns of gate and of up, and write SwiGLU of the two sums. Programs are persistent. Each role finds the
 expert of a tile from the offsets; the warpgroups look for their next one while the last products run. FLAT column
 tiles of an expert are walked together. Shapes and addresses that TMA does not take go by pointers. After the first call of
-a shape the compiled kernel is launched with addresses and kept tensor maps, which saves host time; that did not run on a
-GPU.
+a shape the compiled kernel is launched with addresses and kept tensor maps, which saves host time. It is the
+kernel of examples/moe_up.
 """
 
 import copy

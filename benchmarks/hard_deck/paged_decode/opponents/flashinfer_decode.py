@@ -1,4 +1,5 @@
-"""FlashInfer's decode over the pages where they lie, on the CUDA cores. NOT RUN on a GPU yet.
+"""FlashInfer's decode over the pages where they lie, on the CUDA cores. Right on an H100 in 35 of 40
+cases; it declines 5.
 
 Written for flashinfer-python 0.7.2.post1: pip install flashinfer-python==0.7.2.post1, or ../../opponents.py.
 Kept between calls: the plan, for the memory of table and lengths as long as it lives, as an engine plans once a step for

@@ -1,5 +1,6 @@
 """vLLM's Triton attention over pages, launched as its Triton backend launches it for decode: 16 segments of the keys and
-a kernel that merges them while requests x kv heads stay at or below 128, one kernel above. NOT RUN on a GPU yet.
+a kernel that merges them while requests x kv heads stay at or below 128, one kernel above. Right on an H100 in 38 of
+40 cases; it declines 2.
 
 Written for vLLM 0.33.0: pip install vllm==0.33.0, or ../../opponents.py, which takes the kernel's files alone from the
 wheel. Kept between calls: scratch and the numbers 0 to requests, by their sizes. The table is read anew in each call."""

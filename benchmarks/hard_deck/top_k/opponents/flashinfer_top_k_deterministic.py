@@ -1,4 +1,5 @@
-"""FlashInfer's top_k, its deterministic mode: selection and sorting by its own kernels. NOT RUN on a GPU yet.
+"""FlashInfer's top_k, its deterministic mode: selection and sorting by its own kernels. Right on an H100 in
+50 of 52 cases; it declines 2.
 
 Written for flashinfer-python 0.7.2.post1: pip install flashinfer-python==0.7.2.post1, or ../../opponents.py.
 Nothing is kept between calls but FlashInfer's own scratch."""
