@@ -93,11 +93,16 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "gemm_fused v2": (TENSOR, TENSOR_BUSY, set(), {BARRIER, SPILLS, LOADS}),  # tensor 83 %; loads are 4 of 249 MB
     "gemm_fused v3": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 87 %
     "gemm_fused v4": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY}),  # tensor 90 %
+    # tensor 87 %; one block an SM is how such tiles run
+    "int8_linear v0": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY, LOADS, EXCESS}),
+    "int8_linear v1": (TENSOR, TENSOR_BUSY, set(), {BARRIER, OCCUPANCY, LOADS, EXCESS}),  # tensor 87 %
     # 64 blocks of one recurrence each, token by token
     "kda v0": (GRID, NO_MMA, {SMALL}, {LONG, OCCUPANCY, LOADS}),
     # fold 65 % of the call: no unit above 55 %, long scoreboard 31 %; 264 bytes of stack are 25 % of the sectors;
     # 26 % of the passes conflict, 12 % wait for shared memory
     "kda v1": (WAITS, "several_kernels", {SPILLS, LONG}, {NO_MMA, CONFLICTS, OCCUPANCY}),
+    # product 97 % of the call: tensor 92 %; three kernels
+    "linear_cross_entropy v0": (TENSOR, TENSOR_BUSY, {"several_kernels"}, {BARRIER, OCCUPANCY, LOADS, EXCESS}),
     "matvec v0": (DRAM, LEAST, set(), {NO_MMA, LONG}),  # DRAM 87 %, least bytes, 1 FLOP/byte
     "matvec v1": (DRAM, LEAST, {"several_kernels"}, {NO_MMA, LONG}),  # DRAM 91 %, a second kernel of 0.3 %
     "matvec v2": (DRAM, LEAST, {BARRIER}, {NO_MMA, CONFLICTS}),  # DRAM 95 %; barrier 32 %; shared memory 7 %
