@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What the host's part of a Triton launch costs, by way of launching: python benchmarks/launch_cost.py. Needs gcc.
+"""What the host's part of a Triton launch costs, by way of launching: python benchmarks/launch_cost.py. Needs gcc,
+and a machine without NVIDIA's driver; exits with 3 where there is one.
 
 Python cost, stand-in driver, no GPU: binder, descriptors and the C code of the launcher are Triton's own, and the
 driver below them does nothing (stand_in_cuda.py). So only ratios say something, and what the driver needs comes on top.
@@ -9,10 +10,23 @@ import argparse
 import copy
 import inspect
 import statistics
+import sys
 import time
 
 import stand_in_cuda
 
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=41)
+    parser.add_argument("--calls", type=int, default=200, help="of each way in a round")
+    return parser.parse_args()
+
+
+OPTIONS = options()
+if stand_in_cuda.real_driver():
+    print("this machine has NVIDIA's driver, which torch would load; run this where there is none", file=sys.stderr)
+    sys.exit(3)
 stand_in_cuda.activate()
 
 import torch
@@ -97,14 +111,10 @@ def seconds(call, times: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--calls", type=int, default=200, help="of each way in a round")
-    args = parser.parse_args()
     calls = ways()
     for call in calls.values():
-        seconds(call, args.calls)
-    rounds = [[seconds(call, args.calls) for call in calls.values()] for _ in range(args.rounds)]
+        seconds(call, OPTIONS.calls)
+    rounds = [[seconds(call, OPTIONS.calls) for call in calls.values()] for _ in range(OPTIONS.rounds)]
     print(f"Python cost, stand-in driver, no GPU; triton {triton.__version__}, torch {torch.__version__}")
     print("| way | us | ratio | range |\n|---|---|---|---|")
     for name, own in zip(calls, zip(*rounds, strict=True), strict=True):

@@ -2,7 +2,7 @@
 
 `activate()` compiles a libcuda.so.1 whose functions do nothing, and sets Triton's own driver on top of it, with a
 compute capability of 9.0. So binder, descriptors and the C code of the launcher are the real ones; no kernel runs. The
-library writes down what each launch hands over. Needs gcc, and a process in which no real driver is loaded."""
+library writes down what each launch hands over. Needs gcc, and a machine where no real driver can be loaded."""
 
 import ctypes
 import os
@@ -96,6 +96,15 @@ class StandIn:
         call()
         kept = [self._launches[at % 64] for at in range(before, self.counted("launched"))]
         return [Launch(one.function, tuple(one.grid), one.stream, tuple(one.words[: one.count])) for one in kept]
+
+
+def real_driver() -> bool:
+    """Whether one can be loaded. torch then loads it, and launches go to it."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
 
 
 def activate() -> StandIn:

@@ -147,35 +147,51 @@ def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")
-@pytest.mark.parametrize(
-    "candidate",
-    [
-        "fp8_block_product/tma",
-        # Ten seconds of a processor each. They need no GPU, but run where its tests do, so that others stay quick.
-        *[
-            pytest.param(name, marks=[pytest.mark.gpu, pytest.mark.at_once])
-            for name in ("fp8_product/tma", "moe_up/roles", "kda/two_products")
-        ],
-    ],
-)
-def test_launches_past_tritons_binder_hand_over_what_it_would(candidate, tmp_path):
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A folder for Triton's cache: its own launcher is compiled once."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+def on_a_stand_in_for_cuda(test):
+    """Marks a test whose launches go to one."""
+    real = runpy.run_path(str(BUNDLE / "benchmarks" / "stand_in_cuda.py"))["real_driver"]()
+    test = pytest.mark.skipif(real, reason="torch loads the CUDA driver of this machine, not its stand-in")(test)
+    return pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")(test)
+
+
+@on_a_stand_in_for_cuda
+@pytest.mark.parametrize("candidate", ["fp8_block_product/tma", "fp8_product/tma", "moe_up/roles", "kda/two_products"])
+def test_launches_past_tritons_binder_hand_over_what_it_would(candidate, compiled):
     pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
     if candidate == "moe_up/roles":  # its Gluon
         pytest.importorskip("triton", minversion="3.6")
     script = str(BUNDLE / "tests" / "lean_launches.py")
     code = f"import runpy; runpy.run_path({script!r}, run_name='__main__')"
-    done = forks_with_torch.run(code, DECK, candidate, TRITON_CACHE_DIR=str(tmp_path))
+    done = forks_with_torch.run(code, DECK, candidate, compiled)
     if done.returncode == 3:
         pytest.skip("this Triton keeps its launcher otherwise: all launches go through its binder")
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="the stand-in for the CUDA driver is compiled")
+LAUNCH_COST = f"""
+import ctypes, runpy, sys
+sys.path.insert(0, {str(BUNDLE / "benchmarks")!r})
+if DRIVER: ctypes.CDLL = lambda name: {{"libcuda.so.1": "a driver"}}[name]
+runpy.run_path({str(BUNDLE / "benchmarks" / "launch_cost.py")!r}, run_name="__main__")
+"""
+
+
+def test_beside_a_real_driver_launches_are_not_compared():
+    done = forks_with_torch.run(f"DRIVER = True\n{LAUNCH_COST}")
+    assert done.returncode == 3 and done.stdout.startswith("this machine has NVIDIA's driver"), done.stdout
+    assert done.stdout.count("\n") == 1
+
+
+@on_a_stand_in_for_cuda
 def test_what_launches_cost_the_host_is_told_as_ratios(tmp_path):
     pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
-    script = BUNDLE / "benchmarks" / "launch_cost.py"
-    code = f"import runpy, sys; sys.path.insert(0, {str(script.parent)!r}); runpy.run_path({str(script)!r}, run_name='__main__')"
+    code = f"DRIVER = False\n{LAUNCH_COST}"
     done = forks_with_torch.run(code, "--rounds", 3, "--calls", 20, TRITON_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stdout
     rows = dict(re.findall(r"^\| ([^|]*\w) \|.*\| (\S+) \| \S+ to", done.stdout, re.M))

@@ -4,8 +4,10 @@ No library is installed here and no GPU is there: each test has a stand-in for t
 from what it is given, by the library's documented layout."""
 
 import ast
+import re
 import runpy
 import struct
+import subprocess
 import sys
 import tarfile
 import zipfile
@@ -253,27 +255,32 @@ def four_bits() -> tuple[dict, list]:
     return w4a16, w4a16["get_inputs"](m=3, n=128, k=256)
 
 
+class A16W4:
+    """Stands in for gemlite.helper.A16W4_HQQ_INT, in float64."""
+
+    made: ClassVar[list[torch.Tensor]] = []
+
+    def __init__(self, device, dtype):
+        assert (device, dtype) == ("cpu", torch.bfloat16)
+
+    def from_weights(self, W_q, scales, zeros):  # noqa: N803
+        assert W_q.dtype == torch.uint8 and W_q.is_contiguous() and scales.is_contiguous()
+        assert len(W_q) == len(scales) == len(zeros)
+        A16W4.made.append(W_q)
+        group = W_q.numel() // scales.numel()
+        scales, zeros = (one.double().repeat_interleave(group, 1) for one in (scales, zeros))
+        return lambda x: x.double() @ ((W_q - zeros) * scales).t()
+
+
+GEMLITE = {"gemlite": module(), "gemlite__helper": module(A16W4_HQQ_INT=A16W4)}
+
+
 def test_gemlite_gets_a_byte_a_weight_and_its_groups_by_rows(opponent):
-    class A16W4:
-        """Stands in for gemlite.helper.A16W4_HQQ_INT, in float64."""
-
-        def __init__(self, device, dtype):
-            assert (device, dtype) == ("cpu", torch.bfloat16)
-
-        def from_weights(self, W_q, scales, zeros):  # noqa: N803
-            assert W_q.dtype == torch.uint8 and W_q.is_contiguous() and scales.is_contiguous()
-            assert len(W_q) == len(scales) == len(zeros)
-            made.append(W_q)
-            group = W_q.numel() // scales.numel()
-            scales, zeros = (one.double().repeat_interleave(group, 1) for one in (scales, zeros))
-            return lambda x: x.double() @ ((W_q - zeros) * scales).t()
-
-    made: list[torch.Tensor] = []
     w4a16, inputs = four_bits()
-    found = opponent("w4a16/opponents/gemlite_a16w4.py", gemlite=module(), gemlite__helper=module(A16W4_HQQ_INT=A16W4))
+    found, before = opponent("w4a16/opponents/gemlite_a16w4.py", **GEMLITE), len(A16W4.made)
     for _ in range(2):
         torch.testing.assert_close(found["kernel_function"](*inputs), exact(w4a16, inputs))
-    assert len(made) == 1
+    assert len(A16W4.made) == before + 1
     inputs[1].copy_(inputs[1].flip(0))
     found["forget"]()
     torch.testing.assert_close(found["kernel_function"](*inputs), exact(w4a16, inputs))
@@ -333,17 +340,42 @@ def vllm_operators(monkeypatch, tmp_path):
     return use
 
 
-def test_marlin_gets_weights_scales_and_zero_points_in_its_order(opponent, vllm_operators, monkeypatch):
+@pytest.fixture
+def marlin(vllm_operators, monkeypatch):
+    """Marlin's stand-in in its place: the libraries that are loaded."""
     card = SimpleNamespace(multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    loaded = vllm_operators(Marlin())
+    return vllm_operators(Marlin())
+
+
+def test_marlin_gets_weights_scales_and_zero_points_in_its_order(opponent, marlin):
     found = opponent("w4a16/opponents/marlin_of_vllm.py")
-    assert [Path(path).name for path in loaded] == ["_C_stable_libtorch.abi3.so"] and "vllm" not in sys.modules
+    assert [Path(path).name for path in marlin] == ["_C_stable_libtorch.abi3.so"] and "vllm" not in sys.modules
     w4a16, inputs = four_bits()
     for _ in range(2):
         torch.testing.assert_close(found["kernel_function"](*inputs), exact(w4a16, inputs))
         inputs[1].copy_(inputs[1].flip(0))
         found["forget"]()
+
+
+def test_an_opponent_that_keeps_things_is_checked_in_a_form_that_keeps_nothing(opponent, marlin, tmp_path):
+    """verify_kernel.py writes other contents into the same memory."""
+    command = re.search(r"`(\(cat FILE; .*) > ANEW.py`", (DECK / "README.md").read_text())[1]
+    decode, problems = module(BatchDecodeWithPagedKVCacheWrapper=Wrapper), {}
+    for name, sizes in {"w4a16": {"m": 3, "n": 128, "k": 256}, "paged_decode": {**SIZES, **PAGED["uneven"]}}.items():
+        theirs = task(DECK / name)
+        problems[name] = theirs, theirs["get_inputs"](**sizes)
+    keeping = [path for path in LIBRARY_OF if "def forget" in path.read_text()]
+    assert len(keeping) == 4
+    for path in keeping:
+        anew = tmp_path / "anew.py"
+        anew.write_text(subprocess.check_output(["bash", "-c", command.replace("FILE", str(path))], text=True))
+        kernel = opponent(anew, flashinfer=decode, **GEMLITE)["kernel_function"]
+        theirs, inputs = problems[path.parts[-3]]
+        for _ in range(2):
+            close(kernel(*inputs), exact(theirs, inputs))
+            for one in inputs:
+                one.copy_(one.flip(0))
 
 
 # fp8

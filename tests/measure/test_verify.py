@@ -569,6 +569,58 @@ def test_what_a_kernel_replaces_does_not_blind_the_tripwire(interpreter, problem
     assert judged_at_own_sizes(interpreter, problem)["status"] == "CHEAT_SUSPECT"
 
 
+# A stand-in for tvm_ffi/error.py of apache-tvm-ffi, which makes a frame for each line of a C++ backtrace.
+TVM_FFI = """
+import sys, sysconfig
+SOURCE = '''
+import sys
+given = []
+def create_frame(filename):
+    context = {"_getframe": sys._getframe}
+    return eval(compile("_getframe()", filename, "eval"), context, context)
+def append_traceback(filename):
+    return create_frame(filename)
+def with_append_backtrace(py_error):
+    given.append(append_traceback("/of/a/library.cu"))
+    return py_error
+'''
+tvm_ffi = {}
+exec(compile(SOURCE, FOLDER + "/tvm_ffi/error.py", "exec"), tvm_ffi)
+def library():
+    raise tvm_ffi["with_append_backtrace"](ERROR)
+class Walks(Exception):
+    def __str__(self):
+        try:
+            return str(sys._getframe(1))
+        except Exception:
+            return ""
+"""
+FALLS_BACK = "try:\n    library()\nexcept RuntimeError:\n    assert not tvm_ffi['given']\n"
+INSTALLED = "sysconfig.get_paths()['purelib']"
+TOLD = "ValueError('rows lie apart')"
+
+
+@pytest.mark.parametrize(
+    ("folder", "error", "body", "status"),
+    [
+        (INSTALLED, TOLD, "library()", "RUNTIME_ERROR"),
+        (INSTALLED, TOLD, FALLS_BACK, "OK"),
+        (INSTALLED, "Walks()", FALLS_BACK, "CHEAT_SUSPECT"),
+        (INSTALLED, "None", "library()", "CHEAT_SUSPECT"),
+        ("'/tmp'", TOLD, "library()", "CHEAT_SUSPECT"),
+    ],
+    ids=["raised", "caught", "its text walks", "no error", "no library"],
+)
+def test_a_librarys_error_with_a_backtrace_of_cpp_is_told_and_no_frame_given(
+    interpreter, problem, folder, error, body, status
+):
+    library = TVM_FFI.replace("FOLDER", folder).replace("ERROR", error)
+    problem["kernel"].write_text(library + kernel_text(f"{body}\n{RIGHT}"))
+    found = judged_at_own_sizes(interpreter, problem)
+    assert found["status"] == status, found["summary"]
+    assert ("ValueError: rows lie apart" in found["summary"]) == (status == "RUNTIME_ERROR")
+
+
 @pytest.mark.parametrize(
     ("moved", "status"),
     [("0.5 * self.mean + 0.5 * x.mean(0)", "OK"), ("self.mean", "WRONG_VALUES"), ("x.mean(0)", "WRONG_VALUES")],

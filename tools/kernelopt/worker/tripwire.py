@@ -23,9 +23,9 @@ from os.path import abspath, isdir, realpath
 from pathlib import Path
 from sys import _getframe
 from threading import get_ident
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 
-from .faults import CheatError
+from .faults import CheatError, text_of
 
 CHANGING = {"os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}
 FORKING = {"os.fork", "os.forkpty", "os.kill", "os.killpg", "signal.pthread_kill"}
@@ -33,6 +33,8 @@ LOOKING = {"sys._getframe", "sys._current_frames", "gc.get_objects", "gc.get_ref
 LOOKING |= {"sys.setprofile", "sys.settrace", "sys.addaudithook", "sys.monitoring.register_callback"}
 FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
+# apache-tvm-ffi asks for a frame for each line of a C++ backtrace, in code that it makes with that line's file name.
+ERRORS_OF_CPP = "/tvm_ffi/error.py"
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
 # Not in tempfile.gettempdir() itself: the kernels of an exploration, and of a comparison, share it.
 MAY_WRITE = "write in a folder of tempfile.mkdtemp(), and let load_inline choose its own (TORCH_EXTENSIONS_DIR)"
@@ -91,8 +93,11 @@ class Tripwire:
             state.looking = True
             try:
                 offence = self._offence(event, arguments)
+                teller = self._teller() if offence and event == "sys._getframe" else None
             finally:
                 state.looking = False
+            if (error := told_by(teller)) is not None:  # code of the candidate may run here, so it is watched again
+                raise RuntimeError(text_of(error))
             if offence:
                 self.offences.append(offence)
                 raise CheatError(offence)
@@ -152,6 +157,22 @@ class Tripwire:
             return False  # it prints or summarises, and returns no frame
         name = frame.f_code.co_filename if frame else "<frozen"
         return name == self.candidate or not name.startswith((*self._libraries, "<frozen"))
+
+    def _teller(self) -> FrameType | None:
+        """The frame of a library's ERRORS_OF_CPP that evaluates the code which asks for a frame, if one does."""
+        frame = _getframe(2).f_back
+        name = frame.f_code.co_filename if frame else ""
+        return frame if name.endswith(ERRORS_OF_CPP) and name.startswith(self._libraries) else None
+
+
+def told_by(teller: FrameType | None) -> BaseException | None:
+    """The error that the code of this frame, or what called it in the same file, is giving a C++ backtrace."""
+    frame = teller
+    while frame and frame.f_code.co_filename == teller.f_code.co_filename:
+        if isinstance(error := frame.f_locals.get("py_error"), BaseException):
+            return error
+        frame = frame.f_back
+    return None
 
 
 class Snapshot:
