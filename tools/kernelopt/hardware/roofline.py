@@ -54,7 +54,8 @@ TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, 
 @dataclass(frozen=True)
 class Roof:
     """The limits of a product for a problem. bandwidth, compute: attainable, measured if possible. sustained_compute:
-    the same in calls in a row, where that was measured. peak_…: documented. limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
+    the same in calls in a row, where that was measured. peak_…: documented. limit_…: the largest documented value.
+    clocks: the clocks of the documented peaks."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
