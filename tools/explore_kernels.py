@@ -211,7 +211,7 @@ def arguments():
     )
     cli.add_workload(parser)
     parser.add_argument(
-        "--profile", type=cli.natural, default=0, metavar="N", help="add ncu's key metrics for the best N"
+        "--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics for the best N, 6 to 9 s each"
     )
     parser.add_argument(
         "--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="for all (default 90)"
