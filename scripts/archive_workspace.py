@@ -21,8 +21,8 @@ from kernelopt.session import version_kernels
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import Workspace
 
-MAYBE = ("calibration.md",)
-FILES = ("README.md", "baseline_report.md", "kernel.py", "reference.py", "test_kernel.py")
+MAYBE = ("calibration.md", "baseline_report.md")
+FILES = ("README.md", "kernel.py", "reference.py", "test_kernel.py")
 FOLDERS = ("memory", "plans", "rejected")
 PROFILE = ("report.md", "metrics.json", "params.json")
 HOME = re.compile(r"^The bundle is in `(.+)`\.$", re.MULTILINE)  # in a workspace's README.md
@@ -53,7 +53,7 @@ def collect(workspace: Workspace, folder: Path) -> None:
     """The whole archive into an empty folder; UsageError when the workspace lacks a part of it."""
     if gone := [name for name in FILES if not (workspace.root / name).is_file()]:
         raise UsageError(f"{workspace.root} has no {', '.join(gone)}; an archive needs them")
-    for name in (*FILES, *(name for name in MAYBE if (workspace.root / name).is_file())):
+    for name in (*FILES, *(name for name in MAYBE if is_written(workspace.root / name))):
         shutil.copyfile(workspace.root / name, folder / name)
     for name in FOLDERS:
         if (workspace.root / name).is_dir():
@@ -70,6 +70,11 @@ def collect(workspace: Workspace, folder: Path) -> None:
     versions(workspace, folder / "versions")
     relocate(folder)
     (folder / "git-log.txt").write_text(workspace.git("log", "--stat") + "\n", encoding="utf-8")
+
+
+def is_written(path: Path) -> bool:
+    """Is there such a file, and has somebody filled in its slots?"""
+    return path.is_file() and "TBD" not in path.read_text(encoding="utf-8")
 
 
 def versions(workspace: Workspace, folder: Path) -> None:

@@ -156,6 +156,7 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
     archive = lambda: run_here("../scripts/archive_workspace.py", ready.root, folder)  # noqa: E731
     assert archive().returncode == 0
     assert {path.name for path in (folder / "memory").iterdir()} == {"v0.json"}
+    assert not (folder / "baseline_report.md").exists()  # nobody filled it in
     assert "The bundle is in `../..`." in (folder / "README.md").read_text()
     assert 'HERE / "../.." / "tools"' in (folder / "test_kernel.py").read_text()
     assert (folder / "lessons.md").read_text() == "Mine.\n" and "<!doctype html>" in (
@@ -166,7 +167,7 @@ def test_a_workspace_becomes_an_example_and_a_broken_one_leaves_it_as_it_was(rea
         and "V0" in (folder / "git-log.txt").read_text()
     )
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    for name, text in (("memory/v0.json", "{"), ("baseline_report.md", None)):
+    for name, text in (("memory/v0.json", "{"), ("reference.py", None)):
         path = ready.root / name
         path.unlink() if text is None else path.write_text(text)
         done = archive()
