@@ -305,6 +305,13 @@ TRIALS = {
 }
 
 
+@pytest.mark.parametrize("name", ["int8_linear", "linear_cross_entropy"])
+def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
+    printed = (EVALS / "trials" / name / "compared.txt").read_text()
+    (ratio,) = re.findall(r"^with  .*?(\d\.\d+x) +(\d\.\d+)-(\d\.\d+)", printed, re.MULTILINE)
+    assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
+
+
 def test_each_problem_of_a_trial_runs_at_other_sizes_and_stands_in_the_readme():
     assert {path.name for path in (EVALS / "trials").iterdir()} == set(TRIALS)
     text = (EVALS / "README.md").read_text()
