@@ -164,7 +164,11 @@ def test_the_last_explorations_best_rows_are_told_and_where_the_rest_lies(parts,
     assert f"All rows: {file}; a plan cites one as explore/e2.json#NAME." in lines[2]
     assert lines[4] == "- row[BLOCK=128,WARPS=1]: 10 us, 4.000x against eager, 32 registers, 0 bytes spilled"
     assert lines[7].endswith("dropped as slower") and lines[8] == "- misspelt: RUNTIME_ERROR" and len(lines) == 11
-    assert brief.exploration_section(parts) == ""
+    assert brief.exploration_section(parts) == "" and "brought" not in user
+    first = replace(recorded[-1].rows[1], speedup=1.004)
+    little = replace(recorded[-1], against="best (v2)", rows=(first,))
+    said = "e2 brought 0.4 % over best (v2), less than 2 %: finish, or change the structure"
+    assert said in brief.exploration_section(replace(told, exploration=little)).splitlines()
 
 
 def test_what_the_kernel_takes_on_other_gpus_is_told(parts):

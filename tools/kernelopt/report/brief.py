@@ -274,6 +274,8 @@ def exploration_section(parts: Parts) -> str:
         *(f"- {candidate_line(row, exploration.against)}" for row in best),
         *(f"- {row.name}: {row.status}" for row in failed[:BEST_ROWS]),
     ]
+    if little := explorations.little_came_of(exploration):
+        lines += ["", little]
     return without_names(titled("Last exploration, best first", lines), parts.masked)
 
 
