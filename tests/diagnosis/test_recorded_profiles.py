@@ -227,6 +227,13 @@ def test_stop_is_said_by_the_recorded_latency_at_a_named_rate(name):
     assert re.search(" rate| the measured ceiling of", light.reason) and "by the recorded latency" in light.reason
 
 
+def test_the_rate_that_the_card_sustains_stands_beside_a_cold_ceiling():
+    """A recorded latency is of a warm card, the ceiling of a cold one."""
+    said = "75.9 % of the floor at the measured ceiling of the tensor operations, by the recorded latency"
+    assert f"{said} (84.4 % of the rate that the card sustains)" in diagnosed("int8_linear v0")[1].speed_of_light.reason
+    assert "sustains" not in diagnosed("fp8_product v1")[1].speed_of_light.reason
+
+
 def test_a_measured_ceiling_is_a_floor_and_says_when_to_stop():
     """With 97 % of the bare tensor operations little is left; a library's rate of the same height says nothing."""
     floors = [Floor(97.0, "compute", library_rate=rate, peak_pct=60.0) for rate in (False, True)]

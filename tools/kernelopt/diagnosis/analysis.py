@@ -101,10 +101,12 @@ def floor(profile: Profile) -> Floor | None:
         return None
     used = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
     clock = "by the recorded latency" if profile.recorded_us else "by the profile's duration"
+    sustained = roof.sustained_compute if used.bound == "compute" else None
+    beside = f" ({100 * used.tflops / sustained.value:.1f} % of the rate that the card sustains)" if sustained else ""
     return Floor(
         share_pct=used.floor_share_pct,
         bound=used.bound,
-        basis=f"at {rate(roof, used.bound, work)}, {clock}",
+        basis=f"at {rate(roof, used.bound, work)}, {clock}{beside}",
         library_rate=used.library_rate,
         peak_pct=used.tflops_peak_utilization_pct,
     )
