@@ -19,6 +19,7 @@ from kernelopt.errors import UsageError
 from kernelopt.profilers.profile import Profile
 from kernelopt.report import brief, brief_answer
 from kernelopt.session import explorations
+from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
@@ -47,8 +48,7 @@ def main() -> int:
     diagnosis = replace(diagnosis, findings=diagnosis.findings[: args.findings])
     origin = text.origin(profile)
     around = workspace or profile_folder.workspace_of(args.path)
-    last = explorations.last(around) if around else None
-    little = explorations.little_came_of(last) if last else None
+    little = around and explorations.little_came_of_the_last(around, RecordStore(around).masked_versions())
     cli.emit({"origin": origin, **diagnosis.to_json()}, args.json, [origin, *lines(diagnosis, little)])
     return 1 if diagnosis.classification.bottleneck == "unknown" else 0
 

@@ -41,8 +41,8 @@ def main() -> int:
             "check_goal.py: a library's rate is no floor, and more may be possible; measure the floor: "
             f"measure_ceiling.py --workspace {workspace.root} --set-target"
         )
-    last = explorations.last(workspace)
-    if not met and last and (little := explorations.little_came_of(last)):
+    masked = RecordStore(workspace).masked_versions()
+    if not met and (little := explorations.little_came_of_the_last(workspace, masked)):
         cli.say(f"check_goal.py: {little}")
     result = {
         "version": best.version if best else None,

@@ -137,12 +137,6 @@ def little_came_of(exploration: Exploration) -> str | None:
     return f"{exploration.name} brought {brought} over {exploration.against}{less}: finish, or change the structure"
 
 
-def last(workspace: Workspace) -> Exploration | None:
-    """The newest exploration; None where there is none, or where it cannot be read."""
-    counts = numbers(workspace)
-    return read(workspace.root, f"e{counts[-1]}") if counts else None
-
-
 def folder_of(workspace: Workspace) -> Path:
     return workspace.root / "explore"
 
@@ -168,6 +162,12 @@ def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exp
         else:
             gaps.append(f"{path} is no exploration; explore_kernels.py writes these files")
     return explorations, gaps
+
+
+def little_came_of_the_last(workspace: Workspace, masked: Iterable[str]) -> str | None:
+    """`little_came_of` the newest exploration that no masked version names."""
+    explorations, _ = recorded(workspace, masked)
+    return little_came_of(explorations[-1]) if explorations else None
 
 
 def read(root: Path, name: str) -> Exploration | None:
