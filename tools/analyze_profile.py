@@ -48,7 +48,7 @@ def main() -> int:
     diagnosis = replace(diagnosis, findings=diagnosis.findings[: args.findings])
     origin = text.origin(profile)
     around = workspace or profile_folder.workspace_of(args.path)
-    little = around and explorations.little_came_of_the_last(around, RecordStore(around).masked_versions())
+    little = around and explorations.little_came_of_the_last(around, RecordStore(around))
     cli.emit({"origin": origin, **diagnosis.to_json()}, args.json, [origin, *lines(diagnosis, little)])
     return 1 if diagnosis.classification.bottleneck == "unknown" else 0
 

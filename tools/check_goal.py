@@ -30,7 +30,8 @@ def main() -> int:
     targets = workspace.task().targets
     if not targets:
         raise Refused("no targets are set; run: compute_utilization.py --workspace W --set-targets")
-    best = RecordStore(workspace).best()
+    records = RecordStore(workspace)
+    best = records.best()
     standings = stop_conditions.standings(targets, best)
     met = all(standing.met for standing in standings)
     if best and best.kernel_sha256 != digest(workspace.kernel):
@@ -41,8 +42,7 @@ def main() -> int:
             "check_goal.py: a library's rate is no floor, and more may be possible; measure the floor: "
             f"measure_ceiling.py --workspace {workspace.root} --set-target"
         )
-    masked = RecordStore(workspace).masked_versions()
-    if not met and (little := explorations.little_came_of_the_last(workspace, masked)):
+    if not met and (little := explorations.little_came_of_the_last(workspace, records)):
         cli.say(f"check_goal.py: {little}")
     result = {
         "version": best.version if best else None,

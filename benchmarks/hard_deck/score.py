@@ -166,12 +166,11 @@ def times_us(call, inputs: list, calls: int, held_cycles: int = 0) -> list[float
     """By the deck's clock. It includes what the host needs for the launches, unless the stream is held meanwhile."""
     import torch
 
-    placed = [one.to(DEVICE) if isinstance(one, torch.Tensor) else one for one in inputs]
     flushed = torch.empty(FLUSH_BYTES // 4, device=DEVICE)
     times = []
     with torch.no_grad():
         for _ in range(WARM_UP_CALLS):
-            call(*placed)
+            call(*inputs)
         for _ in range(calls):
             flushed.zero_()
             torch.cuda.synchronize()
@@ -179,7 +178,7 @@ def times_us(call, inputs: list, calls: int, held_cycles: int = 0) -> list[float
                 torch.cuda._sleep(held_cycles)
             edges = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             edges[0].record()
-            call(*placed)
+            call(*inputs)
             edges[1].record()
             torch.cuda.synchronize()
             times.append(1e3 * edges[0].elapsed_time(edges[1]))

@@ -574,6 +574,7 @@ def test_go_on_comes_with_what_the_last_exploration_brought(tmp_path):
     lines = call_tool("analyze_profile.py", profile).stdout.splitlines()
     (at,) = [at for at, line in enumerate(lines) if line.startswith("go on: ")]
     assert lines[at + 1] == "e1 brought 0.4 % over best (v0), less than 2 %: finish, or change the structure"
+    assert lines[at + 1] in call_tool("analyze_profile.py", profile, "--workspace", root, "--brief").stdout
 
 
 # --- the reader in a process of its own ------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The analyser's verdict on every profile that the worked examples recorded on an H200 or an
-H100, and a reading of their metrics.
+"""The analyser's verdict on every profile that the worked examples recorded on an H200 or H100, and a reading of their
+metrics.
 
 EXPECTED was written from the metrics, not from the output: each line ends with those that decide it. Shares of stalls
 are of the warp latency, "floor" is its share by the recorded latency.
@@ -42,10 +42,8 @@ BY_LIBRARY = {f"{name} v{version}" for name in ("attention", "gemm_fused") for v
 BY_LIBRARY |= {
     f"{name} v{version}" for name in ("attention_backward", "fp8_block_product", "fp8_product") for version in range(2)
 }
-CEILING_CAME_LATER = {
-    "int8_linear v0",
-    "linear_cross_entropy v0",
-}  # than the record, whose share is of a library's rate
+# Their records are older than the ceiling, so the share there is of a library's rate.
+CEILING_CAME_LATER = {"int8_linear v0", "linear_cross_entropy v0"}
 EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
     "add_rms_norm_fp8 v0": (DRAM, LEAST, set(), {EXCESS, NO_MMA}),  # DRAM 81 %, 1.12 times the least bytes
     "add_rms_norm_fp8 v1": (DRAM, LEAST, set(), {EXCESS, OCCUPANCY}),  # DRAM 85 %, the least bytes

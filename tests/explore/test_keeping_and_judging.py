@@ -195,3 +195,19 @@ def test_an_exploration_that_brought_next_to_nothing_says_so(ready, tmp_path, ex
     ready.plan("v1").write_text(f"{PLAN}\nexplore/e1.json#k\n")
     monkeypatch.setattr(RecordStore, "masked_versions", lambda _: {"v1"})
     assert "brought" not in call_tool("check_goal.py", ready.root).stderr
+
+
+def test_an_exploration_that_was_stopped_or_is_of_another_best_version_brought_nothing_to_tell(
+    ready, tmp_path, explored_on_a_gpu
+):
+    target = {"workload": "default", "metric": "latency_us", "target": 0.1, "unit": "us", "basis": "given"}
+    ready.update_readme(with_changes(ready.task(), targets=[target]), {})
+    for stopped_after_s in (3.0, None):
+        explored_on_a_gpu([8.9] * 9, stopped_after_s)
+        done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root)
+        told = call_tool("check_goal.py", ready.root).stderr
+        assert ("brought" in done.stdout) == ("brought" in told) == (stopped_after_s is None)
+    newest = ready.root / "explore" / "e2.json"
+    explored = json.loads(newest.read_text())
+    newest.write_text(json.dumps(explored | {"rows": [row | {"kernel_sha256": "0"} for row in explored["rows"]]}))
+    assert "brought" not in call_tool("check_goal.py", ready.root).stderr

@@ -27,7 +27,7 @@ def quantised(normed):
 
 def kernel_function(x, residual, weight):
     if not all(one.is_contiguous() for one in (x, residual, weight)):
-        raise ValueError("rows lie one behind the other")
+        raise ValueError("all tensors must be contiguous")
     normed = x.clone()
     flashinfer.fused_add_rmsnorm(normed, residual, weight, 1e-6)
     return quantised(normed)

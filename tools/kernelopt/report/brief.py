@@ -56,8 +56,9 @@ class Parts:
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
     hardware values as the wiki cites them (Row.citation). utilization: of the profiled call. clock: of its time,
     "measured" or "profiled". cases: lines on rounds of other kernels that are near to this profile. exploration: the
-    latest, and exploration_file: where it lies. compiled: lines on this kernel, compiled for other GPUs. records: of
-    the rounds so far, rejected ones too (RecordStore.records). masked: versions that are not named.
+    latest, exploration_file: where it lies, and little: what to do where it brought little. compiled: lines on this
+    kernel, compiled for other GPUs. records: of the rounds so far, rejected ones too (RecordStore.records). masked:
+    versions that are not named.
     """
 
     diagnosis: Diagnosis
@@ -70,6 +71,7 @@ class Parts:
     cases: Sequence[str] = ()
     exploration: Exploration | None = None
     exploration_file: str = ""
+    little: str | None = None
     compiled: Sequence[str] = ()
     records: Sequence[Record] = ()
     masked: Set[str] = frozenset()
@@ -92,6 +94,7 @@ def of_workspace(workspace: Workspace, profile: Profile, diagnosis: Diagnosis) -
         cases=nearest_cases(workspace, task, diagnosis),
         exploration=latest,
         exploration_file=str(explorations.folder_of(workspace) / f"{latest.name}.json") if latest else "",
+        little=explorations.little_came_since(latest, records.best()) if latest else None,
         compiled=compilations.lines_of(workspace, params.kernel_sha256 if params else digest(workspace.kernel)),
         records=records.records(),
         masked=masked,
@@ -274,8 +277,8 @@ def exploration_section(parts: Parts) -> str:
         *(f"- {candidate_line(row, exploration.against)}" for row in best),
         *(f"- {row.name}: {row.status}" for row in failed[:BEST_ROWS]),
     ]
-    if little := explorations.little_came_of(exploration):
-        lines += ["", little]
+    if parts.little:
+        lines += ["", parts.little]
     return without_names(titled("Last exploration, best first", lines), parts.masked)
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from .. import bundle
 from ..errors import ToolError
 from ..statuses import Status
+from .record import Record
+from .record_store import RecordStore
 from .workspace import Workspace
 
 NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
@@ -84,7 +86,8 @@ def number(value) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Exploration:
-    """name: "e1". against: the opponent that speed-ups refer to, or None. rows: best first, failures last."""
+    """name: "e1". against: the opponent that speed-ups refer to, or None. was_stopped: a signal ended it. rows: best
+    first, failures last."""
 
     name: str
     timestamp: str
@@ -92,6 +95,7 @@ class Exploration:
     workload: str
     against: str | None
     wall_s: float
+    was_stopped: bool
     rows: tuple[ExploredKernel, ...]
 
     @classmethod
@@ -103,6 +107,7 @@ class Exploration:
             name=str(value["exploration"]),
             against=None if against is None else str(against),
             wall_s=float(value["wall_s"]),
+            was_stopped=value.get("stopped_after_s") is not None,
             rows=tuple(ExploredKernel.from_json(row) for row in value["rows"]),
         )
 
@@ -128,9 +133,10 @@ def is_best(name: str | None) -> bool:
 
 
 def little_came_of(exploration: Exploration) -> str | None:
-    """What to do after an exploration that brought next to nothing; None where it brought more, or no one knows."""
+    """What to do after an exploration that brought next to nothing; None where it brought more, or was stopped, or no
+    one knows."""
     speedup = exploration.speedup_over_best
-    if speedup is None or speedup >= LITTLE:
+    if speedup is None or speedup >= LITTLE or exploration.was_stopped:
         return None
     brought = f"{100 * (speedup - 1):.1f} %" if speedup > 1 else "nothing"
     less = f", less than {100 * (LITTLE - 1):.0f} %" if speedup > 1 else ""
@@ -164,10 +170,16 @@ def recorded(workspace: Workspace, masked: Iterable[str] = ()) -> tuple[list[Exp
     return explorations, gaps
 
 
-def little_came_of_the_last(workspace: Workspace, masked: Iterable[str]) -> str | None:
-    """`little_came_of` the newest exploration that no masked version names."""
-    explorations, _ = recorded(workspace, masked)
-    return little_came_of(explorations[-1]) if explorations else None
+def little_came_of_the_last(workspace: Workspace, records: RecordStore) -> str | None:
+    """`little_came_since` of the newest exploration that no masked version names."""
+    explorations, _ = recorded(workspace, records.masked_versions())
+    return little_came_since(explorations[-1], records.best()) if explorations else None
+
+
+def little_came_since(exploration: Exploration, best: Record | None) -> str | None:
+    """`little_came_of` an exploration that timed the best version; None where that came later, by another way."""
+    is_timed = best and any(row.kernel_sha256 == best.kernel_sha256 for row in exploration.rows)
+    return little_came_of(exploration) if is_timed else None
 
 
 def read(root: Path, name: str) -> Exploration | None:

@@ -64,7 +64,7 @@ def planned(query, cache, table, lengths):
 
 def kernel_function(query, cache, table, lengths):
     if not all(one.is_contiguous() for one in (query, cache, table, lengths)):
-        raise ValueError("rows lie one behind the other")
+        raise ValueError("all tensors must be contiguous")
     sizes = query.shape, cache.shape, query.dtype
     wrapper = kept(lambda: planned(query, cache, table, lengths), sizes, table, lengths)
     return wrapper.run(query, cache.chunk(2, -1))  # K and V: views with the strides of the cache

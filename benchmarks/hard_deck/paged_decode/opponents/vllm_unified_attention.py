@@ -33,7 +33,7 @@ def scratch(query):
 
 def kernel_function(query, cache, table, lengths):
     if not all(one.is_contiguous() for one in (query, cache, table, lengths)):
-        raise ValueError("rows lie one behind the other")
+        raise ValueError("all tensors must be contiguous")
     _, page, kv_heads, _ = cache.shape
     keys, values = cache.chunk(2, -1)
     out = torch.zeros_like(query)  # it writes nothing for a request without tokens

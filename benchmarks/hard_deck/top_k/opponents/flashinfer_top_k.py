@@ -14,5 +14,5 @@ except ImportError as error:
 
 def kernel_function(x, k):
     if not x.is_contiguous():
-        raise ValueError("rows lie one behind the other")
+        raise ValueError("x must be contiguous")
     return flashinfer.top_k(x, k, sorted=True)
