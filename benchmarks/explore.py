@@ -2,8 +2,9 @@
 """How long an exploration takes from a cold start, and whether its leader is the gate's choice, on a machine with a
 GPU: python benchmarks/explore.py [--runs N] [--gate] [--problem NAME] [--json]
 
-24 Triton products, 12 CUDA C++ softmaxes, 8 Triton RMSNorms whose times lie close together; each checked and timed.
-Goals on an H100: 60 s for the products and 90 s for the softmaxes. With --runs N each problem is explored N times.
+24 Triton products, 12 CUDA C++ softmaxes, 8 Triton RMSNorms whose times lie close together, and 12 Triton RMSNorms of
+which three are wrong, one hangs and one does not compile; each checked and timed. Goals on an H100: 60 s for the
+products and 90 s for the softmaxes. With --runs N each problem is explored N times.
 With --gate the close candidates are then compared as the gate does, in pairs and in fresh processes: a run led to the
 gate's choice if that comparison calls nothing else faster than the run's leader. Goal: 19 of 20 runs.
 """
@@ -23,7 +24,7 @@ TOOLS = FOLDER.parents[1] / "tools"
 sys.path.insert(0, str(TOOLS))
 from kernelopt.explore import candidates
 
-PROBLEMS = {"product": 24, "softmax": 12, "rmsnorm": 8}  # candidates
+PROBLEMS = {"product": 24, "softmax": 12, "rmsnorm": 8, "faulty": 12}  # candidates
 CLOSE = 1.01  # a candidate this near to a leader may be the gate's choice
 
 
@@ -33,10 +34,14 @@ def answer(tool: str, *options: object) -> dict:
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout)
 
 
+def reference_of(problem: str) -> Path:
+    return FOLDER / f"{'rmsnorm' if problem == 'faulty' else problem}_reference.py"
+
+
 def explored(problem: str, budget_s: float) -> dict:
     """One exploration without any cache: its rows, and the seconds it took as a whole."""
     began = time.monotonic()
-    files = [FOLDER / f"{problem}_space.py", "--reference", FOLDER / f"{problem}_reference.py"]
+    files = [FOLDER / f"{problem}_space.py", "--reference", reference_of(problem)]
     run = answer("explore_kernels.py", *files, "--budget-seconds", budget_s)
     total_s = time.monotonic() - began
     print(f"{problem}: {total_s:.1f} s, leader {run['rows'][0]['name']}", file=sys.stderr, flush=True)
@@ -78,7 +83,7 @@ def gate_choice(problem: str, names: list[str]) -> tuple[str, dict[str, str]]:
         for number, candidate in enumerate(candidates.of_file(FOLDER / f"{problem}_space.py")):
             files[candidate.name] = Path(folder, f"candidate{number}.py")
             files[candidate.name].write_text(candidate.source)
-        reference = ["--reference", FOLDER / f"{problem}_reference.py"]
+        reference = ["--reference", reference_of(problem)]
 
         def verdict(name: str, best: str) -> str:
             pair = ["--kernel", files[name], "--against", files[best]]
@@ -97,6 +102,7 @@ def summary(problem: str, runs: list[dict], gate: bool) -> dict:
         "device": runs[0]["device"],
         "candidates": PROBLEMS[problem],
         "right": [len(rows) for rows in ranked],
+        "statuses": [dict(Counter(row["status"] for row in run["rows"] if not row["opponent"])) for run in runs],
         "total_s": [round(run["total_s"], 1) for run in runs],
         "leaders": dict(Counter(leaders)),
         "leader_us": [round(time, 2) for time in times],

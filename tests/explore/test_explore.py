@@ -672,6 +672,16 @@ def test_the_table_of_a_task_with_more_workloads_says_which_one_it_is_of():
     assert "took 18 s: inputs 2, compile and check 10" in lines
 
 
+def test_the_table_names_candidates_whose_wgmma_ptxas_serializes():
+    result = result_with(["default"])
+    slow, other, *_ = result["rows"]
+    slow["wgmma_serialized"] = other["wgmma_serialized"] = "insufficient register resources"
+    assert (
+        f"wgmma serialized by ptxas: insufficient register resources: {slow['name']}, {other['name']}"
+        in table.lines(result, None)
+    )
+
+
 def test_a_plan_that_cites_a_wrong_kernel_says_so(ready):
     explored(ready, "e1")
     rows = json.loads((ready.root / "explore/e1.json").read_text())["rows"]

@@ -138,9 +138,9 @@ def test_the_compiled_code_of_a_call_comes_back_from_the_pipe():
         {"name": "k", "compiled": [compilation], "autotuned": None},
         {"name": "unknown", "compiled": None, "autotuned": None},
     ]
-    answer = sent({"answer": exploring.CompiledCode(kernels, [], "0.json")})["answer"]
-    assert answer == {"triton": kernels, "extensions": [], "trace": "0.json"}
-    assert CompiledCall.from_json(answer) == CompiledCall((4,), ())
+    answer = sent({"answer": exploring.CompiledCode(kernels, [], "a warning", "0.json")})["answer"]
+    assert answer == {"triton": kernels, "extensions": [], "printed": "a warning", "trace": "0.json"}
+    assert CompiledCall.from_json(answer) == CompiledCall((4,), (), "a warning")
 
 
 def test_what_has_no_json_form_is_not_sent():

@@ -100,6 +100,24 @@ def test_a_build_that_failed_is_tried_again(tmp_path):
     assert errors == ["no compiler"] * 2 and name == "ext" and len(compiled) == 1
 
 
+def test_what_the_compiler_printed_stays_with_the_build(tmp_path):
+    """A later process compiles nothing; ninja then prints that alone."""
+    (tmp_path / "kernel.py").write_text("cpp_extension")
+    code = f"""
+    from kernelopt.worker import compiler_errors
+    compiler_errors.watch(Path({str(tmp_path / "kernel.py")!r}))
+    def compile_aloud(name, sources, build_directory, **options):
+        old = Path(build_directory, "built")
+        os.write(1, b"ninja: no work to do." if old.exists() else b"ptxas says: slow")
+        old.touch()
+    cpp_extension._write_ninja_file_and_build_library = compile_aloud
+    folders = [build(text)[1] for text in ("int a;", "int b;")]
+    answer = builds.printed_of([f"{{folders[0]}}/ext.so", f"{{folders[0]}}/other.so", "/none/ext.so"])
+    """
+    for _ in range(2):
+        assert answer(tmp_path / "root", code) == "ptxas says: slow"
+
+
 LARGE = """
     compile_small = cpp_extension._write_ninja_file_and_build_library
     def compile_large(name, sources, build_directory, **options):

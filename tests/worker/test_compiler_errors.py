@@ -3,7 +3,9 @@
 import shutil
 import subprocess
 
+import forks_with_torch
 import pytest
+from conftest import BUNDLE
 from kernelopt.worker import compiler_errors, faults
 
 NINJA = """\
@@ -228,3 +230,31 @@ def test_a_kernel_that_swallows_its_compile_error_is_told_it(tmp_path, run_here,
     for line, name in ((1, "undeclared"), (2, "undeclared_too")):
         assert f"kernel.cpp:{line}:11: error: " in done.stdout and name in done.stdout
     assert "ninja: build stopped" not in done.stdout and "has no attribute 'add'" in done.stdout
+
+
+ALOUD = """
+#include <Python.h>
+#warning this one is slow
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "k", "", -1, nullptr};
+PyMODINIT_FUNC PyInit_k() { return PyModule_Create(&module); }
+"""
+
+
+@pytest.mark.skipif(not (shutil.which("ninja") and shutil.which("c++")), reason="needs ninja and c++")
+def test_what_the_compiler_says_of_a_build_that_succeeds_is_known(tmp_path):
+    """torch drops it, unless the call is verbose. ptxas names there what makes a kernel slow."""
+    (tmp_path / "kernel.py").write_text("cpp_extension")
+    (tmp_path / "kernel.cpp").write_text(ALOUD)
+    done = forks_with_torch.run(
+        f"""if True:
+        import sys
+        from pathlib import Path
+        sys.path.insert(0, {str(BUNDLE / "tools")!r})
+        from torch.utils import cpp_extension
+        from kernelopt.worker import compiler_errors
+        compiler_errors.watch(Path({str(tmp_path / "kernel.py")!r}))
+        cpp_extension.load("k", [{str(tmp_path / "kernel.cpp")!r}])
+        print("known:", "this one is slow" in compiler_errors.printed())""",
+        TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"),
+    )
+    assert "known: True" in done.stdout, done.stdout

@@ -7,7 +7,9 @@ KERNEL = re.compile(r"Compiling entry function '([^']+)' for '(\w+)'")
 PROPERTIES = re.compile(r"Function properties for (\S+)")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
-SERIALIZED = re.compile(r"wgmma\.mma_async instructions are serialized due to (.+?) in (?:the )?function", re.DOTALL)
+SERIALIZED = re.compile(
+    r"wgmma\.mma_async instructions are serialized due to (.+?) (?:in|for) (?:the )?function", re.DOTALL
+)
 
 
 @dataclass(frozen=True)

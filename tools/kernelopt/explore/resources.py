@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..compiling.compiled import Compiled
 from ..device import programs
+from ..disassembly import ptxas_log
 from ..errors import ToolError
 from ..hardware import wiki
 from ..profilers import collect, timeline, torch_trace
@@ -19,13 +20,15 @@ USAGE = re.compile(r"Function (\S+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCA
 @dataclass(frozen=True)
 class Resources:
     """What the kernel that takes most of a call needs. registers: of a thread. spill_bytes: of local memory a thread,
-    the most of any kernel. shared_bytes: of a block. occupancy_pct: theoretical. None: unknown."""
+    the most of any kernel. shared_bytes: of a block. occupancy_pct: theoretical. None: unknown. wgmma_serialized: why
+    ptxas runs the wgmma instructions of one of its kernels one after the other; None where it did not say so."""
 
     kernel: str | None = None
     registers: int | None = None
     spill_bytes: int | None = None
     shared_bytes: int | None = None
     occupancy_pct: float | None = None
+    wgmma_serialized: str | None = None
 
     def to_json(self) -> dict:
         return dict(vars(self))
@@ -34,29 +37,30 @@ class Resources:
 @dataclass(frozen=True)
 class CompiledCall:
     """The compiled code that a call uses. triton_spills: of each compiled kernel, registers of 4 bytes a thread, None
-    unknown. extensions: files of CUDA C++."""
+    unknown. extensions: files of CUDA C++. printed: by their compiler."""
 
     triton_spills: tuple[int | None, ...]
     extensions: tuple[Path, ...]
+    printed: str
 
     @classmethod
     def from_json(cls, answer: dict) -> "CompiledCall":
         """The worker's answer to the order `describe`."""
         spills = tuple(one["spills"] for kernel in answer["triton"] for one in kernel["compiled"] or [])
-        return cls(spills, tuple(map(Path, answer["extensions"])))
+        return cls(spills, tuple(map(Path, answer["extensions"])), answer["printed"])
 
 
 def of_call(call: CompiledCall, trace: Path, product: wiki.Page | None) -> Resources:
     """The resources of a call. trace: its Chrome trace. product: the wiki page of the GPU, or None."""
-    spills = spill_bytes(call)
+    spills, serialized = spill_bytes(call), ptxas_log.serialized(call.printed)
     try:
         stages = timeline.analyse(torch_trace.read(trace)).stages
         main = max(stages, key=lambda stage: stage.us)
     except (ToolError, KeyError, ValueError, TypeError):
-        return Resources(spill_bytes=spills)
+        return Resources(spill_bytes=spills, wgmma_serialized=serialized)
     threads = main.block and math.prod(main.block)
     occupancy = collect.theoretical_occupancy(product, threads, main.registers, main.shared_bytes)
-    return Resources(main.name, main.registers, spills, main.shared_bytes, occupancy)
+    return Resources(main.name, main.registers, spills, main.shared_bytes, occupancy, serialized)
 
 
 def of_compiled(compiled: Compiled) -> Resources:

@@ -29,6 +29,7 @@ def lines(result: dict, path: Path | None) -> list[str]:
         if result["compiled"]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
         errors += [line for row in result["rows"] for line in (*not_compiled(row), *proved(row))]
+    notes += serialized(result["rows"])
     if result["stopped_after_s"] is not None:
         notes.append(f"stopped after {result['stopped_after_s']:.0f} s: what was not finished by then is TIMEOUT")
     notes.append(spent.took(result["wall_s"], result["seconds"]))
@@ -55,6 +56,15 @@ def cells_of(row: dict) -> tuple[str, ...]:
 
 def whole(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
+
+
+def serialized(rows: list[dict]) -> list[str]:
+    """The candidates whose wgmma instructions ptxas serializes, by its reason."""
+    by_reason: dict[str, list[str]] = {}
+    for row in rows:
+        if reason := row.get("wgmma_serialized"):  # explorations of before 2026-11-26 have none
+            by_reason.setdefault(reason, []).append(row["name"])
+    return [f"wgmma serialized by ptxas: {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
 
 
 def proved(row: dict) -> list[str]:

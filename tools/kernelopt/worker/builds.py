@@ -3,7 +3,8 @@
 torch has one folder for each name of an extension. The kernels of a session often share a name; a process that loads
 two of them then compiles both, and the next process again. With a folder for each content, each is compiled once for
 all processes that share TORCH_EXTENSIONS_DIR: those of an exploration, and of the gate after it. Of builds that no
-process uses, those that were used last stay, up to MOST_BYTES.
+process uses, those that were used last stay, up to MOST_BYTES. A folder keeps what the compiler printed: no later
+process compiles, and so none prints it.
 """
 
 import contextlib
@@ -19,8 +20,11 @@ from typing import IO
 
 import torch
 
+from . import compiler_errors
+
 MOST_BYTES = 2 << 30  # of all builds; with torch's headers one takes some 10 MB
 TURN, USED = "turn", "used"  # files of a folder: locked by the process that builds; by all that have loaded the build
+PRINTED = "compiler_output.txt"  # in a folder, where the compiler printed something
 _last_built: dict[str, str] = {}  # name of an extension -> key of the content that this process built last under it
 _in_use: dict[Path, IO] = {}  # by folder: the file of a build that this process loaded, locked until it ends
 
@@ -59,12 +63,20 @@ def kept_apart(build: Callable, versions: dict) -> Callable:
             result = build(**{**given, "build_directory": str(folder)})
             _last_built[name] = key  # after a build that failed, torch would take a second call's for done
             keep_in_use(folder)
+            if is_new and (printed := compiler_errors.printed()):
+                (folder / PRINTED).write_text(printed, encoding="utf-8")
         if is_new:
             remove_oldest(Path(root))
         return result
 
     built.by_content = True
     return built
+
+
+def printed_of(extensions: list[str]) -> str:
+    """What the compiler printed when these files were built, in this process or an earlier one."""
+    logs = dict.fromkeys(Path(file).parent / PRINTED for file in extensions)
+    return "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs if log.is_file())
 
 
 def content_key(given: dict) -> str:

@@ -6,6 +6,7 @@ arises, with what the compiler printed.
 
 import contextlib
 import functools
+import inspect
 import os
 import re
 import sys
@@ -103,6 +104,23 @@ def watch(kernel: Path) -> None:
         import torch.utils.cpp_extension
 
         _wrap(torch.utils.cpp_extension, "_jit_compile", is_extension=True)  # below load and load_inline
+        _tell_output(torch.utils.cpp_extension)
+
+
+def _tell_output(cpp_extension) -> None:
+    """Have torch print what the compiler prints of a build that succeeds, too: ptxas names there what costs time."""
+    run = getattr(cpp_extension, "_run_ninja_build", None)
+    if run is None or hasattr(run, "__wrapped__"):
+        return
+
+    @functools.wraps(run)
+    def told(*arguments, **options):
+        given = inspect.signature(run).bind(*arguments, **options)
+        if "verbose" in given.arguments:
+            given.arguments["verbose"] = True
+        return run(*given.args, **given.kwargs)
+
+    cpp_extension._run_ninja_build = told
 
 
 def _wrap(module, name: str, is_extension: bool = False) -> None:

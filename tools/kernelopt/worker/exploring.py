@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..case_types import CandidateCase, StoredCall, StoredCase
-from . import artefacts, judging, persisting, problem, rates, tensor_trees, tracing
+from . import artefacts, builds, judging, persisting, problem, rates, tensor_trees, tracing
 from .candidate import NO_KERNEL_RAN, Run
 from .case_maker import CaseMaker
 from .context import Candidate, Context, load_reference
@@ -44,11 +44,12 @@ class SustainedTime:
 
 @dataclass(frozen=True)
 class CompiledCode:
-    """The answer to `describe`. triton: see Candidate.triton. extensions: files of CUDA C++ extensions. trace: the file
-    of a Chrome trace of one call."""
+    """The answer to `describe`. triton: see Candidate.triton. extensions: files of CUDA C++ extensions. printed: by the
+    compiler, of those. trace: the file of a Chrome trace of one call."""
 
     triton: list[artefacts.TritonKernelJson]
     extensions: list[str]
+    printed: str
     trace: str
 
 
@@ -166,7 +167,8 @@ class Contestant:
                 call()
             self.context.synchronize()
         profiler.export_chrome_trace(trace)
-        return CompiledCode(self.candidate.triton(None), artefacts.extensions(), trace)
+        extensions = artefacts.extensions()
+        return CompiledCode(self.candidate.triton(None), extensions, builds.printed_of(extensions), trace)
 
     def _call(self, number: int):
         arguments = tensor_trees.aliases(self.arguments[number % len(self.arguments)])

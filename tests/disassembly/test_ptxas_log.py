@@ -1,0 +1,30 @@
+"""What ptxas prints of a kernel's build."""
+
+import pytest
+from kernelopt.disassembly import ptxas_log
+
+# nvcc 13.0 for sm_90a, of two versions of a persistent product (2026-11-26)
+REGISTERS = (
+    "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+    "insufficient register resources for the function '_Z13newton_schulz4Maps5Shape'"
+)
+ACCUMULATORS = (
+    "ptxas info    : (C7515) Potential Performance Loss: wgmma.mma_async instructions are serialized due to non wgmma "
+    "instructions defining accumulator registers of a wgmma between start and end of the pipeline stage in the function "
+    "'_Z13newton_schulz4Maps5Shape'"
+)
+
+
+@pytest.mark.parametrize(
+    "log, reason",
+    [
+        (REGISTERS, "insufficient register resources"),
+        (
+            ACCUMULATORS,
+            "non wgmma instructions defining accumulator registers of a wgmma between start and end of the pipeline stage",
+        ),
+        ("ptxas info    : 0 bytes gmem", None),
+    ],
+)
+def test_why_wgmma_instructions_run_one_after_the_other(log, reason):
+    assert ptxas_log.serialized(f"ninja: building\n{log}\n") == reason
