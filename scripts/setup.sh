@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes the Python environment that the tools need; idempotent. Prints the Python to use.
 #   bash scripts/setup.sh            what the tools need
-#   bash scripts/setup.sh test checks    also these groups of pyproject.toml: test checks distributed formats; what cannot be had is named
+#   bash scripts/setup.sh test checks    also these groups of pyproject.toml: test checks distributed formats nvcc; what cannot be had is named
 #   bash scripts/setup.sh oldest     a separate environment, .venv-oldest, with the oldest supported versions, for the tests
 # The environment lies in ${XDG_CACHE_HOME:-~/.cache}/gpu-kernel-optimizer. KERNELOPT_VENV names another folder, here and for all tools;
 # a .venv in the bundle is used where there is one. An importable torch (of $PYTHON, default python3) is used and never replaced; else
@@ -13,10 +13,10 @@ host=${PYTHON:-python3}
 
 for group in "$@"; do
   case $group in
-    test | checks | distributed | formats) ;;
+    test | checks | distributed | formats | nvcc) ;;
     oldest) [ $# -eq 1 ] || { echo "setup: oldest is an environment of its own; name no other group beside it" >&2; exit 2; } ;;
     -h | --help) sed -n '2,10s/^# //p' "$0"; exit 0 ;;
-    *) echo "setup: there is no group $group; groups: test checks distributed formats oldest" >&2; exit 2 ;;
+    *) echo "setup: there is no group $group; groups: test checks distributed formats nvcc oldest" >&2; exit 2 ;;
   esac
 done
 

@@ -15,6 +15,7 @@ from kernelopt.device import programs
 from kernelopt.disassembly import listing_files, listings
 from kernelopt.errors import Refused
 from kernelopt.explore import resources
+from kernelopt.explore import table as exploration_table
 from kernelopt.hardware import targets, wiki
 from kernelopt.hardware.targets import Target
 from kernelopt.statuses import Status
@@ -73,6 +74,14 @@ __global__ void double_it(float* x) {{
   x[threadIdx.x] = {factor} * tile[127 - threadIdx.x];
 }}
 }}
+"""
+INLINE = """
+from torch.utils.cpp_extension import load_inline
+extension = load_inline("k", "", '''{cuda}''', no_implicit_headers=True)
+
+
+def kernel_function(x):
+    return extension.double_it(x)
 """
 needs_nvcc = pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
 
@@ -241,7 +250,13 @@ def test_configurations_are_ranked_by_what_fits():
 
 @pytest.mark.parametrize(
     ("mangled", "name"),
-    [("_ZN2my9double_itEPf", "double_it"), ("_Z5scalePKfPfi", "scale"), ("plain", "plain"), ("_Z4sortIfEvPT_", "sort")],
+    [
+        ("_ZN2my9double_itEPf", "double_it"),
+        ("_Z5scalePKfPfi", "scale"),
+        ("plain", "plain"),
+        ("_Z4sortIfEvPT_", "sort"),
+        ("_Z13newton_schulz4Maps5Shape", "newton_schulz"),
+    ],
 )
 def test_a_mangled_name_is_shown_as_the_function_is_called(mangled, name):
     assert listings.plain_name(mangled) == name
@@ -417,6 +432,29 @@ def test_cuda_is_compiled_for_the_card_whatever_its_flags_say(folder, compile_he
 
 
 @needs_nvcc
+def test_candidates_that_are_all_cuda_are_compiled_and_no_inputs_are_made(folder, run_here):
+    """Nothing here can check them, and the inputs took longer than a compilation."""
+    for name, factor in (("double", "2"), ("triple", "3"), ("broken", "undefined")):
+        (folder / f"c/{name}.py").write_text(INLINE.format(cuda=CUDA.format(factor=factor)))
+    (folder / "reference.py").write_text(REFERENCE.replace("8, 64", "1 << 36"))  # 256 GiB
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
+    result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here, code=1)
+    rows = {row["name"]: row for row in result["rows"]}
+    assert {name: row["status"] for name, row in rows.items()} == {
+        "double": "NO_GPU",
+        "triple": "NO_GPU",
+        "broken": "COMPILE_ERROR",
+    }
+    assert rows["double"]["registers"] > 0 and 'identifier "undefined" is undefined' in rows["broken"]["error"]
+    assert [*result["seconds"]] == ["compile"]
+    lines = exploration_table.lines(result, None)
+    assert "nothing was checked or timed" in lines
+    assert (
+        "double, triple: CUDA C++ runs on a GPU alone: it was not checked; compiled for sm_90a here, not run" in lines
+    )
+
+
+@needs_nvcc
 def test_nvccs_errors_are_told_with_file_and_line(folder, compile_here):
     (folder / "c/k.py").write_text(CUDA_KERNEL)
     (folder / "c/k.cu").write_text(CUDA.format(factor="undefined"))
@@ -429,7 +467,7 @@ def test_nvccs_errors_are_told_with_file_and_line(folder, compile_here):
 def test_without_a_compiler_it_says_which(tmp_path, h100):
     for target, said in ((h100, extensions.NO_NVCC), (targets.of_page(wiki.product("mi300x")), extensions.NO_HIPCC)):
         built = extensions.Extensions(target.for_worker(), None, tmp_path)
-        with pytest.raises(extensions.Stop, match="is not here: install"):
+        with pytest.raises(extensions.Stop, match="is not here: "):
             built._compile(lambda **given: None, {"name": "k", "sources": ["k.cu"]})
         assert built.lacking == said and built.files == []
 

@@ -578,21 +578,25 @@ def test_shared_memory_that_a_launch_asks_for_is_known_from_tritons_cache(tmp_pa
         assert said in call_tool("extract_asm.py", cubin, env=stand_in).stdout
 
 
-@pytest.mark.parametrize("place", ["PATH", "CUDA_HOME", "CUDA_PATH", "toolkit", "wheel"])
+@pytest.mark.parametrize("place", ["PATH", "CUDA_HOME", "CUDA_PATH", "toolkit", "triton", "nvidia"])
 def test_nvidias_programs_are_found_in_every_usual_place(tmp_path, monkeypatch, place):
     """Not on the PATH alone: compute-sanitizer was looked for nowhere else."""
-    folder = tmp_path / {"PATH": "bin", "wheel": "triton/backends/nvidia/bin"}.get(place, "cuda/bin")
+    folder = tmp_path / {
+        "PATH": "bin",
+        "triton": "triton/backends/nvidia/bin",
+        "nvidia": "nvidia/cu13/bin",
+    }.get(place, "cuda/bin")
     folder.mkdir(parents=True)
     (folder / "some-program").write_text("#!/bin/sh\n")
     (folder / "some-program").chmod(0o755)
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     assert programs.find("some-program") is None
-    if place == "wheel":
+    if place in ("triton", "nvidia"):
         monkeypatch.setattr(
             programs.importlib.util,
             "find_spec",
-            lambda _: SimpleNamespace(submodule_search_locations=[str(tmp_path / "triton")]),
+            lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path / name)]),
         )
     elif place == "toolkit":
         monkeypatch.setattr(programs, "CUDA", str(folder.parent))

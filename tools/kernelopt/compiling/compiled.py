@@ -153,12 +153,15 @@ class Compiled:
         return {**self.target.to_json(), **own, "kernels": [kernel.to_json() for kernel in self.kernels]}
 
 
+NOT_CHECKED = "CUDA C++ runs on a GPU alone: it was not checked"
+
+
 def status_after(status: Status, error: str | None, compiled: Compiled) -> tuple[Status, str | None]:
     """The status and the error of a candidate that was checked in the CPU interpreter and then compiled."""
     if compiled.refused:
-        checked = "" if status == Status.OK else f"\nchecked in the CPU interpreter: {status}: {error}"
+        checked = f"\nchecked in the CPU interpreter: {status}: {error}" if error else ""
         return compiled.status, f"{compiled.error}{checked}"
     if compiled.cuda:
         done = compiled.lacking or compiled.target.label
-        return Status.NO_GPU, f"CUDA C++ runs on a GPU alone: it was not checked; {done}"
+        return Status.NO_GPU, f"{NOT_CHECKED}; {done}"
     return status, error

@@ -272,10 +272,14 @@ MANGLED = re.compile(r"^_Z(N[rVK]*|L)?")
 
 def plain_name(function: str) -> str:
     """The innermost name in a mangled one, without its arguments: scale of _ZN2my5scaleEPf."""
-    rest, name = MANGLED.sub("", function), function
-    while rest != function and (length := re.match(r"\d+", rest)):
+    if (mangled := MANGLED.match(function)) is None:
+        return function
+    rest, name, is_nested = function[mangled.end() :], function, (mangled[1] or "").startswith("N")
+    while length := re.match(r"\d+", rest):
         end = length.end() + int(length[0])
         name, rest = rest[length.end() : end], rest[end:]
+        if not is_nested:
+            break  # what follows are the types of its arguments
     return name
 
 

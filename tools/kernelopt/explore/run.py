@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..compiling import compiler
-from ..compiling.compiled import status_after
+from ..compiling.compiled import NOT_CHECKED, status_after
 from ..device import gpu, gpu_watch, standing
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
+from ..device.spent import Spent
 from ..errors import Stopped, ToolError
 from ..hardware import wiki
 from ..hardware.targets import Target
@@ -72,6 +73,12 @@ class Plan:
     product: wiki.Page | None = None
     compile_for: Target | None = None
 
+    @property
+    def without_values(self) -> dict:
+        """The case of the worker's `compile_only` whose inputs have shapes alone."""
+        reference = str(self.subject.reference.resolve())
+        return {"reference": reference, "workload": self.workload, "dtype": self.subject.dtype}
+
 
 @dataclass(frozen=True)
 class Explored:
@@ -92,6 +99,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     loadable = [entrant for entrant in entrants if entrant.error is None]
+    if plan.compile_for and not sandbox.gpu and all(one.builds_cuda for one in loadable if not one.is_opponent):
+        return compiled_alone(plan, sandbox, [one for one in entrants if not one.is_opponent], began, say)
     starter = None
     try:
         starter, workloads = prepared(plan, sandbox)
@@ -142,6 +151,24 @@ def check_and_time(
             finish(entrants, sandbox, watch, plan)
 
 
+def compiled_alone(
+    plan: Plan, sandbox: Sandbox, candidates: list[Entrant], began: float, say: Callable[[str], None]
+) -> Explored:
+    """Candidates that nothing here can check: all are CUDA C++. They are compiled with inputs that have no values, so
+    that the time of making those is spared. Of the task's workloads the plan's alone is known."""
+    spent = Spent()
+    sandbox.stop.interrupts = False
+    loadable = [entrant for entrant in candidates if entrant.error is None]
+    with contextlib.suppress(Stopped), spent.noted("compile"):
+        compile_all(loadable, sandbox, plan.without_values, plan, began + plan.budget_s, say)
+    if sandbox.stop.after_s is not None:
+        tell_stopped(loadable, plan, sandbox)
+    for entrant in loadable:
+        if entrant.status == Status.INTERNAL and entrant.error is None:
+            entrant.status, entrant.error = Status.NO_GPU, NOT_CHECKED
+    return Explored(ranked(candidates), [plan.workload], sandbox.stop.after_s, spent.seconds())
+
+
 def check_and_compile(
     plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
 ) -> None:
@@ -154,21 +181,22 @@ def check_and_compile(
         start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
     if plan.compile_for:
         with starter.spent.noted("compile"):
-            compile_all(entrants, sandbox, starter.inputs[0].path, plan, ends, say)
+            candidates = [entrant for entrant in entrants if not entrant.is_opponent]
+            compile_all(candidates, sandbox, {"inputs": starter.inputs[0].path}, plan, ends, say)
 
 
 def compile_all(
-    entrants: list[Entrant], sandbox: Sandbox, inputs: str, plan: Plan, ends: float, say: Callable[[str], None]
+    candidates: list[Entrant], sandbox: Sandbox, case: dict, plan: Plan, ends: float, say: Callable[[str], None]
 ) -> None:
     """Compile the candidates, as many at a time as the machine has cores, until the budget `ends`; each may take
-    `candidate_s`. Those that did not finish their check come last: the same may happen again."""
-    candidates = [entrant for entrant in entrants if not entrant.is_opponent]
-    candidates.sort(key=lambda entrant: entrant.status == Status.TIMEOUT)
+    `candidate_s`. Those that did not finish their check come last: the same may happen again. case: of the worker's
+    `compile_only`."""
+    candidates = sorted(candidates, key=lambda entrant: entrant.status == Status.TIMEOUT)
     say(f"compiling {len(candidates)} for {plan.compile_for.arch}")
 
     def compile_one(entrant: Entrant) -> None:
         limits = compiler.Limits(min(ends, time.monotonic() + plan.candidate_s))
-        result = compiling.compile(entrant.file, {"inputs": inputs}, plan.compile_for, limits)
+        result = compiling.compile(entrant.file, case, plan.compile_for, limits)
         entrant.compiled, entrant.resources = result, resources.of_compiled(result)
         entrant.status, entrant.error = status_after(entrant.status, entrant.error, result)
 

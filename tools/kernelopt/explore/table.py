@@ -20,15 +20,16 @@ def lines(result: dict, path: Path | None) -> list[str]:
     cells = [HEADER, *(cells_of(row) for row in result["rows"])]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    errors = [f"{row['name']}: {row['error']}" for row in result["rows"] if row["error"]]
+    errors = [(row["name"], row["error"]) for row in result["rows"] if row["error"]]
     notes = [f"* dropped as slower; MHz: of the best {MOST_SUSTAINED} in the lead"]
     if result["against"]:
         notes = [f"speed-up over {result['against']}; {notes[0]}"]
     if result["device"] == "cpu-interpreter":
-        notes = ["checked in the CPU interpreter, nothing was timed"]
+        checked = "check" in result["seconds"]  # not where all are CUDA C++
+        notes = ["checked in the CPU interpreter, nothing was timed" if checked else "nothing was checked or timed"]
         if result["compiled"]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
-        errors += [line for row in result["rows"] for line in (*not_compiled(row), *proved(row))]
+        errors += [(row["name"], text) for row in result["rows"] for text in (*not_compiled(row), *proved(row))]
     notes += serialized(result["rows"])
     if result["stopped_after_s"] is not None:
         notes.append(f"stopped after {result['stopped_after_s']:.0f} s: what was not finished by then is TIMEOUT")
@@ -37,7 +38,15 @@ def lines(result: dict, path: Path | None) -> list[str]:
     caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
     if path and (little := little_came_of(Exploration.from_json({"exploration": path.stem, **result}))):
         notes.append(little)
-    return [*caption[: len(others)], *table, *notes, *errors, *([str(path)] if path else [])]
+    return [*caption[: len(others)], *table, *notes, *by_text(errors), *([str(path)] if path else [])]
+
+
+def by_text(said: list[tuple[str, str]]) -> list[str]:
+    """One line for each text, under the names of all rows that it is of."""
+    names: dict[str, list[str]] = {}
+    for name, text in said:
+        names.setdefault(text, []).append(name)
+    return [f"{', '.join(of)}: {text}" for text, of in names.items()]
 
 
 def cells_of(row: dict) -> tuple[str, ...]:
@@ -60,17 +69,14 @@ def whole(value: float | None) -> str:
 
 def serialized(rows: list[dict]) -> list[str]:
     """The candidates whose wgmma instructions ptxas serializes, by its reason."""
-    by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        if reason := row.get("wgmma_serialized"):  # explorations of before 2026-11-26 have none
-            by_reason.setdefault(reason, []).append(row["name"])
-    return [f"wgmma serialized by ptxas: {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
+    reasons = [(row["name"], row.get("wgmma_serialized")) for row in rows]  # older explorations lack it
+    return by_text([(name, f"ptxas serializes wgmma: {reason}") for name, reason in reasons if reason])
 
 
 def proved(row: dict) -> list[str]:
     """What the compiled code of a candidate proves before it ran."""
     findings = row["compiled"]["findings"] if row["compiled"] else []
-    return [f"{row['name']}: {finding['id']}: {finding['inference']}" for finding in findings]
+    return [f"{finding['id']}: {finding['inference']}" for finding in findings]
 
 
 def not_compiled(row: dict) -> list[str]:
@@ -78,4 +84,4 @@ def not_compiled(row: dict) -> list[str]:
     compiled = row["compiled"]
     error = compiled and compiled["error"]
     refused = "" if compiled and compiled["status"] == Status.OK else "not compiled: "
-    return [f"{row['name']}: {refused}{error}"] if error and error not in (row["error"] or "") else []
+    return [f"{refused}{error}"] if error and error not in (row["error"] or "") else []

@@ -28,7 +28,7 @@ MISSING_HEADERS = {
 LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
 NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
 NOT_LINKED = re.compile(r"\bld\S*: cannot find -lcu")
-NO_NVCC = "nvcc is not here: install the CUDA toolkit, or put its nvcc on the PATH, to compile CUDA C++"
+NO_NVCC = "nvcc is not here: run `bash scripts/setup.sh nvcc`, or install the CUDA toolkit, to compile CUDA C++"
 NO_HIPCC = "hipcc is not here: install ROCm, or put its hipcc on the PATH, to compile CUDA C++ for AMD"
 STANDARD = re.compile(r"cuda_flags \+ \['(-std=[^']+)'\]")
 
