@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from conftest import FIXTURES
+from conftest import FIXTURES, NEWER_THAN_THE_CAPTURES
 from kernelopt.device.sandbox import Outcome
 from kernelopt.diagnosis import analysis, profile_pages, speed_of_light, text
 from kernelopt.diagnosis.diagnosis import Floor
@@ -38,6 +38,7 @@ CHIPS = {  # compute capability -> chips of it that the library knows
 }
 HMMA = "sm__inst_executed_pipe_tensor_{}_hmma.avg.pct_of_peak_sustained_active"
 HOPPER = {"gmma_instructions", "stall_gmma"}
+CP_ASYNC = {"async_copy_sectors", "async_copy_bytes_per_sector"}
 DRAM = {"dram_throughput", "dram_bytes_read", "dram_bytes_written"}
 
 
@@ -75,7 +76,8 @@ def test_no_architecture_is_told_of_a_name_that_nobody_asks_for():
 @pytest.mark.parametrize(
     ("capability", "keys"),
     [
-        ("7.0", HOPPER | {"tma_cycles", "tcgen05_instructions"}),
+        ("7.0", HOPPER | CP_ASYNC | {"tma_cycles", "tcgen05_instructions"}),
+        ("7.5", HOPPER | CP_ASYNC | {"tma_cycles", "tcgen05_instructions"}),
         ("8.0", HOPPER | {"tma_cycles", "tcgen05_instructions"}),
         ("8.7", HOPPER | {"tma_cycles", "tcgen05_instructions"} | DRAM),
         ("8.9", HOPPER | {"tma_cycles", "tcgen05_instructions"}),
@@ -145,9 +147,10 @@ def test_a_refusal_names_what_was_asked_for_alone():
 
 @pytest.fixture(scope="module")
 def all_asked(tmp_path_factory) -> Path:
-    """The folder of the real report of an H200 that was asked for all names, and of its CSVs."""
+    """The folder of the real reports that were asked for all names: of an H100, and, older than some names, of an H200
+    with its CSVs."""
     folder = tmp_path_factory.mktemp("all")
-    for packed in (FIXTURES / "ncu_names").glob("streaming_add.*.xz"):
+    for packed in (FIXTURES / "ncu_names").glob("*.*.xz"):
         (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
     return folder
 
@@ -157,9 +160,20 @@ def test_a_real_report_of_all_names_lacks_nothing_that_the_gpu_has(all_asked, fo
     path = all_asked / f"streaming_add.{form}"
     kernels = ncu.read(path) if form == "ncu-rep" else ncu_csv.read(path)
     found = analysis.from_metrics(Profile(kernels), LIMITS)
-    assert found.missing_metrics == () and found.not_on_architecture == ("tcgen05_instructions",)
+    assert found.missing_metrics == NEWER_THAN_THE_CAPTURES
+    assert found.not_on_architecture == ("tcgen05_instructions",)
     assert found.architecture == "sm_90" and found.classification.limiter == "dram"
     assert found.metrics["dram_bytes_read"] == pytest.approx(2 * 4 * (64 << 20), rel=0.01)
+
+
+def test_the_newest_report_has_all_names_and_those_of_cp_async(all_asked):
+    (kernel,) = ncu.read(all_asked / "cp_async.ncu-rep")
+    found = analysis.from_metrics(Profile((kernel,)), LIMITS)
+    assert found.missing_metrics == () and found.not_on_architecture == ("tcgen05_instructions",)
+    stored = json.loads((FIXTURES / "h100_cp_async" / "fp8_product" / "metrics.json").read_text())
+    assert stored["kernels"] == [{"name": "product", "duration_us": kernel.duration_us, "metrics": kernel.metrics}]
+    tiles, steps, bytes_of_both = 32 * 32, 4096 // 128, 2 * 128 * 128
+    assert kernel.metrics["async_copy_sectors"] == tiles * steps * bytes_of_both / 32
 
 
 def test_what_the_gpu_does_not_have_nsight_compute_writes_as_no_number(all_asked):
@@ -251,14 +265,15 @@ def test_excess_traffic_is_found_on_geforce_blackwell(tmp_path):
     found = analysis.from_metrics(Profile(kernels, WORK), LIMITS)
     assert "excess_dram_traffic" in [finding.id for finding in found.findings]
     assert found.architecture == "sm_120"
-    assert found.missing_metrics == ("hmma_instructions",)  # not in this capture
+    assert found.missing_metrics == (*NEWER_THAN_THE_CAPTURES, "hmma_instructions")  # not in this capture
     assert set(found.not_on_architecture) == metrics.not_on("12.0")
 
 
 def test_what_a_gpu_does_not_have_is_no_lost_evidence(tmp_path):
     kernels = elsewhere(tmp_path, "streaming_add", "12.1", {HMMA.format("op"): HMMA.format("subpipe")})
     found = analysis.from_metrics(Profile(kernels, WORK), LIMITS)
-    assert found.missing_metrics == () and set(found.not_on_architecture) == metrics.not_on("12.1")
+    assert found.missing_metrics == NEWER_THAN_THE_CAPTURES
+    assert set(found.not_on_architecture) == metrics.not_on("12.1")
     assert all(found.metrics[key] is None for key in found.not_on_architecture)
     assert text.metric_value(found, "dram_throughput", None) == "not on sm_121"
     assert text.metric_value(found, "l2_throughput", None) == "not collected"

@@ -3,6 +3,7 @@
 A metric that was not collected is None and proves nothing.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -20,6 +21,7 @@ PIPES = {  # metric -> the limiter that it stands for, when the SM itself is the
 }
 ISSUE = "instruction issue"
 SECTOR = 32  # bytes
+CP_ASYNC_SINCE = 8  # compute capability, major
 LOCAL_SECTORS = ("local_load_sectors", "local_store_sectors")
 # Where a newer tensor instruction than mma.sync exists: compute capability, major -> (the finding that it is not used,
 # its metric, its name, its name in SASS). 12 has none: mma.sync feeds its tensor cores.
@@ -138,20 +140,48 @@ def all_sectors(m: Metrics) -> float | None:
     return None if None in dram else max(counted, sum(dram) / SECTOR)
 
 
-def byte_share(m: Metrics, kind: str) -> float | None:
-    """Percent of the kernel's bytes that its loads or stores use; None unknown. Bytes of bulk copies are at least the
-    traffic of DRAM."""
-    pairs = [(m.get(f"{each}_sectors"), m.get(f"{each}_bytes_per_sector")) for each in ("load", "store")]
-    used = sum(sectors * width for sectors, width in pairs if sectors and width)
+@dataclass(frozen=True)
+class Accesses:
+    """Sectors that accesses of one kind ask the L1 for, and the bytes that they use of each, on average."""
+
+    sectors: float
+    bytes_per_sector: float
+
+    @property
+    def bytes_used(self) -> float:
+        return self.sectors * self.bytes_per_sector
+
+
+def accesses(m: Metrics) -> dict[str, Accesses]:
+    """Those of loads, of cp.async ("async_copy") and of stores, by the beginning of their keys; without a kind whose
+    metrics are 0 or unknown.
+
+    `load_sectors` includes cp.async, in all its widths (w4a16 v0 loads by nothing else); `load_bytes_per_sector` does
+    not. Two passes of the profiler may count more copies than loads. Where the sectors of cp.async are unknown, all are
+    taken for those of loads: see `holds_for_all_loads`.
+    """
+    copied, loaded = m.get("async_copy_sectors") or 0.0, m.get("load_sectors") or 0.0
+    sectors = {"load": max(0.0, loaded - copied), "async_copy": copied, "store": m.get("store_sectors")}
+    known = {kind: (count, m.get(f"{kind}_bytes_per_sector")) for kind, count in sectors.items()}
+    return {kind: Accesses(*pair) for kind, pair in known.items() if all(pair)}
+
+
+def byte_share(m: Metrics, kinds: Iterable[str]) -> float:
+    """Percent of the kernel's bytes that accesses of these kinds use. Bytes of bulk copies are at least the traffic of
+    DRAM."""
+    known = accesses(m)
+    used = sum(each.bytes_used for each in known.values())
     if not sees_all(m):
         used = max(used, sum(m.get(key) or 0 for key in ("dram_bytes_read", "dram_bytes_written")))
-    return 100 * m[f"{kind}_sectors"] * m[f"{kind}_bytes_per_sector"] / used if used else None
+    return 100 * sum(known[kind].bytes_used for kind in kinds) / used
 
 
 def holds_for_all_loads(case: Case) -> bool:
-    """Does `load_bytes_per_sector` hold for all `load_sectors`? Those of cp.async are counted, their bytes are not. It
-    shows where all loads of the call would use less than its inputs, no bulk copy brings the rest, and DRAM reads as
-    much as the inputs."""
+    """Does `load_bytes_per_sector` hold for all sectors that `accesses` has for loads? Where those of cp.async were not
+    counted, some of them may be copies. It shows where all loads of the call would use less than its inputs, no bulk
+    copy brings the rest, and DRAM reads as much as the inputs."""
+    if case.m.get("async_copy_sectors") is not None or (case.m.get("compute_capability") or 9) < CP_ASYNC_SINCE:
+        return True
     inputs, most = (case.work or {}).get("bytes_in"), case.limits["most_inputs_ratio"]
     each = [k.metrics for k in case.kernels]
     read = [m.get("dram_bytes_read") for m in each]

@@ -5,7 +5,7 @@ reference/findings.json. A metric that was not collected is None and proves noth
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from .case import (
@@ -14,7 +14,9 @@ from .case import (
     NEWER_THAN_MMA_SYNC,
     PIPES,
     SECTOR,
+    Accesses,
     Case,
+    accesses,
     all_sectors,
     beside_dram,
     byte_share,
@@ -137,32 +139,51 @@ def scattered_access(case: Case) -> Iterator[Finding]:
     bytes. Where the tensor pipe leads, memory is less busy, and they cost nothing."""
     if case.classification.limiter == "tensor pipe" or not (total := all_sectors(case.m)):
         return
-    for kind in ("load", "store"):
-        used, share = case.m.get(f"{kind}_bytes_per_sector"), 100 * case.m[f"{kind}_sectors"] / total
-        if not used or used >= case.limits["low_bytes_per_sector"] or share < case.limits["relevant_sectors_pct"]:
+    for id_, kinds in (("uncoalesced_loads", ("load", "async_copy")), ("uncoalesced_stores", ("store",))):
+        scattered = scattered_kinds(case, kinds)
+        sectors = sum(each.sectors for each in scattered.values())
+        share = 100 * sectors / total
+        if not scattered or share < case.limits["relevant_sectors_pct"]:
             continue
-        if kind == "load" and not holds_for_all_loads(case):
+        if byte_share(case.m, scattered) < case.limits["relevant_bytes_pct"]:
             continue
-        if (bytes_pct := byte_share(case.m, kind)) is None or bytes_pct < case.limits["relevant_bytes_pct"]:
-            continue
-        merged = dram_has_the_least(case)
+        used, merged, what = average_used(scattered), dram_has_the_least(case), named(case, scattered)
         costs = case.is_limited_by_memory_or_latency and not merged
         yield finding(
-            f"uncoalesced_{kind}s",
+            id_,
             gain_of(case, share * (1 - used / SECTOR)) if costs else None,
-            (f"{kind}_bytes_per_sector", used, "byte"),
-            sector_share(case, f"{kind}s' share of all sectors", share),
+            *((f"{kind}_bytes_per_sector", each.bytes_per_sector, "byte") for kind, each in scattered.items()),
+            sector_share(case, f"share of {what} in all sectors", share),
             text="uncoalesced_accesses",
             variant="merged" if merged else None,
-            kind=kind,
+            what=what,
             used=used,
             sector=SECTOR,
         )
 
 
+def scattered_kinds(case: Case, kinds: Sequence[str]) -> dict[str, Accesses]:
+    """Of these kinds of accesses those that use few bytes of a sector, if that is known."""
+    known = {kind: each for kind, each in accesses(case.m).items() if kind in kinds}
+    few = {k: each for k, each in known.items() if each.bytes_per_sector < case.limits["low_bytes_per_sector"]}
+    return {k: each for k, each in few.items() if k != "load" or holds_for_all_loads(case)}
+
+
+def average_used(scattered: Mapping[str, Accesses]) -> float:
+    return sum(each.bytes_used for each in scattered.values()) / sum(each.sectors for each in scattered.values())
+
+
+def named(case: Case, kinds: Iterable[str]) -> str:
+    """ "loads and copies by cp.async"; "loads beside cp.async" where they are scattered and the copies are not."""
+    words = {"load": "loads", "async_copy": "copies by cp.async", "store": "stores"}
+    beside = " beside cp.async" if list(kinds) == ["load"] and case.m.get("async_copy_sectors") else ""
+    return " and ".join(words[kind] for kind in kinds) + beside
+
+
 def repeated_loads(case: Case) -> Iterator[Finding]:
-    """The same bytes loaded repeatedly out of the caches, as by a kernel that gathers a window tap by tap. Matrix
-    products share their operands like that, so the rule is for problems that memory bounds."""
+    """The same bytes loaded repeatedly out of the caches, as by a kernel that gathers a window tap by tap; copies by
+    cp.async are among the loads. Matrix products share their operands like that, so the rule is for problems that
+    memory bounds."""
     sectors, traffic = case.m.get("load_sectors"), traffic_ratio(case)
     if not case.floor or case.floor.bound != "memory" or sectors is None or traffic is None:
         return
