@@ -77,7 +77,8 @@ class RoundResult:
         for name, one in measured.timings.items():
             comparison = (measured.comparisons or {}).get(name)
             paired = f", {comparison.verdict} {comparison.describe()} against {measured.against}" if comparison else ""
-            text.append(f"{name}: {one.latency.median_us:.2f} us{paired}")
+            cold = f", GPU time {one.gpu_us:.2f} us cold" if one.gpu_us else ""
+            text.append(f"{name}: {one.latency.median_us:.2f} us{cold}{paired}")
         if measured.utilization and measured.utilization.floor_us:
             beyond = roofline.beyond_floor(measured.utilization)
             text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
