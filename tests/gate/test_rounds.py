@@ -146,6 +146,16 @@ def test_the_result_says_what_took_the_time(session):
     assert "took 51 s: timing 18, kernel 15" in result.lines()
 
 
+def test_the_result_says_which_of_its_times_an_exploration_measures(ready):
+    """An agent had 349 us of an exploration and 380 us of the gate, and did not know why."""
+    plan, measurement = propose(ready, "v1"), recorded("v1", ready)
+    timings = {name: replace(one, gpu_us=None) for name, one in measurement.timings.items()}
+    timings["default"] = replace(timings["default"], gpu_us=251.5)
+    lines = settled(ready, "v1", plan, replace(measurement, timings=timings)).lines()
+    assert any(line.startswith("default: 263.81 us, GPU time 251.50 us cold, FASTER 1.963x") for line in lines)
+    assert any(line.startswith("small: 4.74 us, FASTER") for line in lines)
+
+
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
 def test_a_wrong_kernel_is_recorded_with_its_status(ready, status, expected):
     plan = propose(ready, "v1")
