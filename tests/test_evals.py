@@ -312,10 +312,47 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
     assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["mla_prefill", "newton_schulz"])
+def test_the_paired_ratio_of_a_trial_is_what_the_comparison_printed(name):
+    printed = (EVALS / "trials" / name / "compared.txt").read_text()
+    (ratio,) = re.findall(r"^\w+ against without.py: (\S+x) \(95 % interval (\S+) to ([^,]+),", printed, re.MULTILINE)
+    assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
+
+
+SMALL = {
+    "mla_prefill": ("16, 4096, 8192", "2, 6, 11"),
+    "newton_schulz": ("4096, 8192", "8, 12"),
+}
+
+
+def test_the_problems_without_named_sizes_compute_what_they_say(tmp_path):
+    for name, (sizes, small) in SMALL.items():
+        text = (EVALS / "trials" / name / "reference.py").read_text()
+        (tmp_path / f"{name}.py").write_text(text.replace(sizes, small))
+    done = forks_with_torch.run(f"""if True:
+    import sys
+    import torch
+    sys.path.insert(0, {str(tmp_path)!r})
+    import mla_prefill, newton_schulz
+    (x,) = (one.double() for one in newton_schulz.get_inputs())
+    gram = x @ x.T
+    a, b, c = 3.4445, -4.7750, 2.0315
+    assert torch.allclose(newton_schulz.Model()(x), a * x + (b * gram + c * gram @ gram) @ x)
+    q, k, v = (one.double() for one in mla_prefill.get_inputs())
+    last = torch.softmax(torch.einsum("hd,khd->hk", q[-1], k).float() * 192**-0.5, -1).double()  # sees all keys
+    first = torch.softmax(torch.einsum("hd,khd->hk", q[0], k[:6]).float() * 192**-0.5, -1).double()
+    out = mla_prefill.Model()(q, k, v)
+    assert torch.allclose(out[-1], torch.einsum("hk,khd->hd", last, v))
+    assert torch.allclose(out[0], torch.einsum("hk,khd->hd", first, v[:6]))
+    """)
+    assert done.returncode == 0, done.stdout
+
+
 def test_each_problem_of_a_trial_runs_at_other_sizes_and_stands_in_the_readme():
-    assert {path.name for path in (EVALS / "trials").iterdir()} == set(TRIALS)
+    names = {path.name for path in (EVALS / "trials").iterdir()}
+    assert names == {*TRIALS, *SMALL}
     text = (EVALS / "README.md").read_text()
-    assert all(f"(trials/{name}/reference.py)" in text for name in TRIALS)
+    assert all(f"(trials/{name}/reference.py)" in text for name in names)
     done = forks_with_torch.run(f"""if True:
     from pathlib import Path
     from kernelopt.worker import problem
