@@ -401,16 +401,17 @@ def test_an_oracle_that_ran_out_of_memory_is_started_again_for_the_next_wave():
     for _ in range(2):
         with pytest.raises(standing.Ended) as ended:
             judge.compare([])
-        assert entrants.unjudged(entrants.fault_of(ended.value)).status == Status.OOM
+        assert entrants.unjudged(ended.value).status == Status.OOM
     judge.renew()
     assert judge.compare([]) == OracleCheck() and not processes
 
 
 def test_an_oracle_that_fails_ends_the_exploration_with_its_reason():
-    ended = standing.Ended(ended_with(Status.RUNTIME_ERROR, "the reference raised KeyError"))
-    with pytest.raises(Refused, match="the reference raised KeyError"):
-        entrants.unjudged(entrants.fault_of(ended))
-    late = entrants.unjudged(entrants.fault_of(standing.Ended(Outcome(None, None, None, True, 90.0, ""))))
+    for status in (Status.RUNTIME_ERROR, Status.INVALID_REFERENCE):  # the latter was "the process left no sound report"
+        ended = standing.Ended(ended_with(status, "the reference raised KeyError"))
+        with pytest.raises(Refused, match="the reference raised KeyError"):
+            entrants.unjudged(ended)
+    late = entrants.unjudged(standing.Ended(Outcome(None, None, None, True, 90.0, "")))
     assert late.status == Status.TIMEOUT and "--budget-seconds" in late.message
 
 

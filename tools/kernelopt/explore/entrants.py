@@ -201,13 +201,17 @@ class Starter:
         try:
             compared = self.judge.compare(calls)
         except standing.Ended as ended:
-            return unjudged(fault_of(ended))
+            return unjudged(ended)
         result = correctness.judge(self.inputs[0], report, compared, self.libraries)
         return None if result.status == Status.OK else Fault(result.status, result.message)
 
 
-def unjudged(fault: Fault) -> Fault:
+def unjudged(ended: standing.Ended) -> Fault:
     """The fault of an entrant whose outputs the oracle could not compare. Refused when the reference itself fails."""
+    error = (ended.outcome.result or {}).get("error") or {}
+    if error.get("status") == Status.INVALID_REFERENCE:
+        raise Refused(f"{error['status']}: {first_lines(error['message'])}; {failures.HINTS[Status.INVALID_REFERENCE]}")
+    fault = fault_of(ended)
     if fault.status == Status.OOM:
         return Fault(Status.OOM, "the oracle ran out of GPU memory beside the candidates")
     if fault.status == Status.TIMEOUT:
