@@ -228,6 +228,34 @@ def test_a_constant_of_a_space_is_assigned_on_its_own(folder, together):
     assert refused.error.endswith("does not assign at its top level on its own, as BLOCK = …")
 
 
+def probing(space: str) -> str:
+    """A kernel that can leave out its loads."""
+    left = "(0.0 if PROBE != '' else 1.0) * tl.load(x + at, at < n)"
+    text = source(space).replace("WARPS = 4", "WARPS = 4\nPROBE = tl.constexpr('')")
+    return text.replace("tl.load(x + at, at < n)", left)
+
+
+def test_a_probe_is_a_configuration_whose_probe_is_true(folder):
+    file = folder / "c" / "k.py"
+    file.write_text(probing('[{}, {"PROBE": "no loads"}, {"PROBE": 0, "WARPS": 8}]'))
+    found = candidates.of_file(file)
+    assert [one.name for one in found if one.is_probe] == ["k[PROBE=no loads]"] and len(found) == 3
+    file.write_text(f"{source()}\nPROBE = tl.constexpr(True)\n")
+    assert [one.is_probe for one in candidates.of_file(file)] == [True]
+    file.write_text(f"{source()}\nPROBE = BLOCK > 64\n")  # known when it runs, too late
+    assert [one.is_probe for one in candidates.of_file(file)] == [False]
+
+
+def test_a_probe_is_run_though_it_is_wrong(folder, run_here):
+    (folder / "c" / "k.py").write_text(probing('[{}, {"PROBE": "no loads"}]'))
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
+    result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)
+    own, probe = (next(row for row in result["rows"] if row["name"] == name) for name in ("k", "k[PROBE=no loads]"))
+    assert (own["status"], own["probe"], probe["status"], probe["probe"]) == ("OK", False, "OK", True)
+    assert probe["opponent"] and probe["compiled"]["kernels"]
+    assert any(line.split()[:3] == ["k[PROBE=no", "loads]", "probe"] for line in table.lines(result, None))
+
+
 def test_an_opponent_with_a_candidates_name_gets_another(folder):
     """The file of the one was written over that of the other, and the candidate could not be kept."""
     (folder / "o").mkdir()
@@ -785,7 +813,7 @@ def test_a_candidate_that_is_kept_before_a_baseline_will_be_that_baseline(sessio
     path.write_text(json.dumps({**content, "rows": [{**row, "kernel_sha256": digest(file)}, *content["rows"]]}))
     assert "the gate will judge it as v0, the baseline" in store.keep(session, row["name"])
     assert session.kernel.read_text() == "right = True\n"
-    with pytest.raises(UsageError, match="eager of e1 is an opponent, which was not checked; pass its file as"):
+    with pytest.raises(UsageError, match="eager of e1 was not checked: it is an opponent or a probe; pass its file as"):
         store.keep(session, "eager")
     wrong = next(row for row in content["rows"] if row["status"] != "OK")
     with pytest.raises(UsageError, match=f"is {wrong['status']}; nothing was written"):
@@ -1020,8 +1048,7 @@ def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") ->
     card.judge = SimpleNamespace(renew=lambda: None, end=lambda: None)
     monkeypatch.setattr(run, "prepared", lambda *_: (card, ["default"]))
     monkeypatch.setattr(run, "live_at_once", lambda inputs: 2)
-    one = SimpleNamespace(source="", config={}, error=None)
-    plan = run.Plan(None, [SimpleNamespace(**{**vars(one), "name": name}) for name in times_us], {}, None)
+    plan = run.Plan(None, [candidates.Candidate(name, {}, "") for name in times_us], {}, None)
     said = []
     return run.explore(plan, sandbox, said.append, 1), said
 

@@ -4,7 +4,7 @@ import ast
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UsageError
@@ -12,6 +12,7 @@ from ..session.workspace import assigned, is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
 SPACE = "SPACE"
+PROBE = "PROBE"  # a module-level constant
 KINDS_OF_SPACE = "it must be a literal: a list of dicts, or a dict of lists"
 TORCH_HEADER = re.compile(r"#include\s*[<\"](torch|ATen|c10)/")
 LOADS_FILES = re.compile(r"(?<!\btl\.)\bload\(")
@@ -27,12 +28,14 @@ class Unloadable(Exception):
 @dataclass(frozen=True)
 class Candidate:
     """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that
-    runs. error: why it cannot be loaded, so that it is never started; None for all others."""
+    runs. error: why it cannot be loaded, so that it is never started; None for all others. is_probe: it leaves out a
+    part of the work, to show what the rest takes: PROBE is true there."""
 
     name: str
     config: Constants
     source: str
     error: str | None = None
+    is_probe: bool = False
 
 
 def from_paths(paths: list[Path]) -> list[Candidate]:
@@ -62,11 +65,17 @@ def of_file(file: Path) -> list[Candidate]:
         known = assignments_of_kernel(source, file)
         configs = space_of(known, file)
         if configs is None:
-            return [Candidate(file.stem, {}, source)]
+            return [Candidate(file.stem, {}, source, is_probe=is_probe(known, {}))]
         configured = [(config, with_constants(source, known, config, file)) for config in configs]
-        return different(configured, file.stem)
+        return [replace(one, is_probe=is_probe(known, one.config)) for one in different(configured, file.stem)]
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
+
+
+def is_probe(known: Assignments, config: Constants) -> bool:
+    """Is PROBE true in this configuration of the module?"""
+    own = constant_of(known[PROBE].value) if PROBE in known else None
+    return bool(config.get(PROBE, own is not None and is_literal(own) and ast.literal_eval(own)))
 
 
 def different(configured: list[tuple[Constants, str]], stem: str) -> list[Candidate]:

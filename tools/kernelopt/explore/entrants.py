@@ -74,7 +74,8 @@ class Entrant:
     name: str
     file: Path
     config: Constants = field(default_factory=dict)
-    is_opponent: bool = False
+    is_opponent: bool = False  # timed and not checked; never kept
+    is_probe: bool = False  # an opponent that a candidate's file states
     status: Status = Status.INTERNAL  # until it ran
     error: str | None = None
     process: standing.Standing | None = None

@@ -100,7 +100,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     entrants = entered(plan, sandbox.scratch)
     loadable = [entrant for entrant in entrants if entrant.error is None]
     if plan.compile_for and not sandbox.gpu and all(one.builds_cuda for one in loadable if not one.is_opponent):
-        return compiled_alone(plan, sandbox, [one for one in entrants if not one.is_opponent], began, say)
+        return compiled_alone(plan, sandbox, compilable(entrants), began, say)
     starter = None
     try:
         starter, workloads = prepared(plan, sandbox)
@@ -181,8 +181,12 @@ def check_and_compile(
         start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
     if plan.compile_for:
         with starter.spent.noted("compile"):
-            candidates = [entrant for entrant in entrants if not entrant.is_opponent]
-            compile_all(candidates, sandbox, {"inputs": starter.inputs[0].path}, plan, ends, say)
+            compile_all(compilable(entrants), sandbox, {"inputs": starter.inputs[0].path}, plan, ends, say)
+
+
+def compilable(entrants: list[Entrant]) -> list[Entrant]:
+    """What candidates' files state; opponents of others' are as they are."""
+    return [entrant for entrant in entrants if entrant.is_probe or not entrant.is_opponent]
 
 
 def compile_all(
@@ -228,7 +232,8 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
         file = folder / f"candidate_{number}.py"
         file.write_text(candidate.source, encoding="utf-8")
         status = Status.IMPORT_ERROR if candidate.error else Status.INTERNAL
-        entrants.append(Entrant(candidate.name, file, candidate.config, status=status, error=candidate.error))
+        probe = {"is_opponent": candidate.is_probe, "is_probe": candidate.is_probe}
+        entrants.append(Entrant(candidate.name, file, candidate.config, **probe, status=status, error=candidate.error))
     return entrants
 
 

@@ -28,13 +28,14 @@ BEFORE_V0 = "no version is accepted yet, so the gate will judge it as v0, the ba
 
 @dataclass(frozen=True)
 class Row:
-    """One entrant of an exploration. Times are in microseconds, cold. against_best: the speed-up over the first
-    opponent. kernel_sha256: of the entrant's file. compiled: for a card that is not here, None where that was not
-    asked."""
+    """One entrant of an exploration. Times are in microseconds, cold. opponent: it was timed and not checked. probe: an
+    opponent that a candidate's file states. against_best: the speed-up over the first opponent. kernel_sha256: of the
+    entrant's file. compiled: for a card that is not here, None where that was not asked."""
 
     name: str
     config: dict
     opponent: bool
+    probe: bool
     status: Status
     latency: Latency | None
     against_best: halving.Ratio | None
@@ -56,6 +57,7 @@ class Row:
             name=entrant.name,
             config=entrant.config,
             opponent=entrant.is_opponent,
+            probe=entrant.is_probe,
             status=entrant.status,
             latency=Latency.of(entrant.calls_us) if entrant.calls_us else None,
             against_best=ratio,
@@ -179,7 +181,8 @@ def keep(workspace: Workspace, name: str) -> str:
     row = find(workspace, name)
     if row.is_opponent:
         raise UsageError(
-            f"{row.name} of {row.exploration} is an opponent, which was not checked; pass its file as a candidate"
+            f"{row.name} of {row.exploration} was not checked: it is an opponent or a probe; pass its file as a "
+            "candidate, without PROBE"
         )
     if row.status != Status.OK:
         raise UsageError(f"{row.name} of {row.exploration} is {row.status}; nothing was written")

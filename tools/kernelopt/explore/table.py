@@ -54,13 +54,17 @@ def cells_of(row: dict) -> tuple[str, ...]:
     name = row["name"] if len(row["name"]) <= MOST_CHARACTERS else f"{row['name'][: MOST_CHARACTERS - 1]}…"
     return (
         name + ("*" if row["dropped"] else ""),
-        "opponent" if row["opponent"] and row["status"] == Status.OK else row["status"],
+        unchecked(row) if row["opponent"] and row["status"] == Status.OK else row["status"],
         f"{time['median']:.2f}" if time else "",
         f"{time['p20']:.2f}-{time['p80']:.2f}" if time else "",
         f"{ratio['point']:.3f}x" if ratio else "",
         f"{ratio['ci95'][0]:.3f}-{ratio['ci95'][1]:.3f}" if ratio else "",
         *(whole(row[name]) for name in ("registers", "spill_bytes", "shared_bytes", "occupancy_pct", "sm_clock_mhz")),
     )
+
+
+def unchecked(row: dict) -> str:
+    return "probe" if row.get("probe") else "opponent"
 
 
 def whole(value: float | None) -> str:

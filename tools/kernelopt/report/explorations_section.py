@@ -51,9 +51,13 @@ def one_exploration(exploration: Exploration) -> Iterator:
     else:
         yield Text("Nothing was timed.", "note")
     places = {row.name: str(place) for place, row in enumerate(exploration.candidates, 1)}
-    yield Table(HEAD, [cells(row, places.get(row.name, "opponent")) for row in exploration.rows])
+    yield Table(HEAD, [cells(row, places.get(row.name, unchecked(row))) for row in exploration.rows])
     if failed := [row for row in exploration.rows if row.error]:
         yield Table(("failed", "status", "first error"), [(row.name, row.status, error(row)) for row in failed])
+
+
+def unchecked(row: ExploredKernel) -> str:
+    return "probe" if row.is_probe else "opponent"
 
 
 def caption(exploration: Exploration) -> str:
@@ -61,7 +65,7 @@ def caption(exploration: Exploration) -> str:
     leader = f"1 is {first}. " if first else ""
     return (
         f"Candidates best first, by their place in the table. {leader}Median of cold calls, p20 to p80 as a bar. "
-        f"{KEY}. Lines are opponents. The gate decides; these times only rank."
+        f"{KEY}. Lines are opponents and probes. The gate decides; these times only rank."
     )
 
 

@@ -24,12 +24,14 @@ LITTLE = 1.02
 
 @dataclass(frozen=True, kw_only=True)
 class ExploredKernel:
-    """One row. status: of the verifier, OK for an opponent that ran. median_us, p20_us, p80_us: of cold calls, None
-    where none was timed. speedup, ci95: over the first opponent. registers: of a thread. spill_bytes: of a thread.
-    shared_bytes: of a block. sustained_us: of calls in a row. sm_clock_mhz: meanwhile. kernel_sha256: of its file."""
+    """One row. is_opponent: it was not checked. is_probe: an opponent that leaves out a part of the work. status: of
+    the verifier, OK for an opponent that ran. median_us, p20_us, p80_us: of cold calls, None where none was timed.
+    speedup, ci95: over the first opponent. registers: of a thread. spill_bytes: of a thread. shared_bytes: of a block.
+    sustained_us: of calls in a row. sm_clock_mhz: meanwhile. kernel_sha256: of its file."""
 
     name: str
     is_opponent: bool
+    is_probe: bool
     status: str
     median_us: float | None
     p20_us: float | None
@@ -55,6 +57,7 @@ class ExploredKernel:
         return cls(
             name=row["name"],
             is_opponent=bool(row["opponent"]),
+            is_probe=bool(row.get("probe")),  # since 2026-11-26
             status=row["status"],
             median_us=number(time.get("median")),
             p20_us=number(time.get("p20")),
