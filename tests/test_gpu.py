@@ -228,7 +228,12 @@ def test_the_whole_way_on_a_small_problem(tmp_path, card, start):
     made = workspace.Workspace(root)
     (tmp_path / "once.py").write_text(SCALE)
     made.plan("v1").write_text(PLAN)
-    found = tool_json("explore_kernels.py", tmp_path / "once.py", "--workspace", root, "--gate", "v1")["gate"]
+    (tmp_path / "probe.py").write_text(f"{BROKEN['WRONG_VALUES']}\nPROBE = True\n")
+    files = tmp_path / "once.py", tmp_path / "probe.py"
+    explored = tool_json("explore_kernels.py", *files, "--workspace", root, "--gate", "v1")
+    (probe,) = [row for row in explored["rows"] if row["probe"]]
+    assert probe["name"] == "probe" and probe["status"] == "OK" and probe["latency_us"]["median"] > 0
+    found = explored["gate"]
     assert found["accepted"] and found["commit"] == made.git("rev-parse", "HEAD")
     record = json.loads((root / "memory/v1.json").read_text())
     assert record["performance"]["gpu_state"] and record["references"][-1]["path_or_url"] == "explore/e1.json#once"
