@@ -25,7 +25,7 @@ except ImportError:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-BLOCKS = 0.125
+BLOCKS = 0.125  # a multiprocessor, where there are fewer rows
 CLUSTER = 8
 VECTORS = 4
 THREADS = 1024

@@ -6,19 +6,26 @@ conversion, shuffle or shared memory. Zero points and scales are applied to the 
 Up to 32 rows: W is the A of mma.m16n8k16, x its B; warps and the blocks of a cluster share the groups of k, and add
 their sums in shared memory. More rows: unpacked weights are the A of wgmma, which may come from registers; x comes by
 TMA, a tile is 192 columns and 128 rows. What neither takes (columns that do not divide by 16) goes to Triton.
+Since it ran on a GPU, its launcher lost pybind11, the stream's Python object, and what a device needs to be told once.
 """
-
-import functools
 
 import torch
 import triton
 import triton.language as tl
 from torch.utils.cpp_extension import load_inline
 
+try:
+    from torch._C import _cuda_getCurrentRawStream as stream_of  # makes no torch.cuda.Stream
+except ImportError:
+
+    def stream_of(device):
+        return torch.cuda.current_stream(device).cuda_stream
+
+
 # Columns of a lane, warps of a block, blocks that share the groups of a tile: for one row (from WIDE_FROM columns on, or
 # fewer), up to 16 rows, up to 32; stages of the ring for more.
 WIDE_FROM = 8192
-ONE_V = 8
+ONE_V = 4
 ONE_WARPS = 8
 ONE_SPLIT = 1
 NARROW_V = 4
@@ -77,7 +84,7 @@ def unpacked_product(
     here = m[:, None].to(tl.int64) * N + n[None, :]
     mine = SPLIT == 1
     if SPLIT > 1:
-        size = M.to(tl.int64) * N
+        size = tl.cast(M, tl.int64) * N  # M = 1 is a constant, which has no .to
         tl.store(parts + part * size + here, acc, mask=rows & columns)
         tl.debug_barrier()
         mine = tl.atomic_add(arrived + tile + tl.program_id(2) * tl.num_programs(0), 1, sem="acq_rel") == SPLIT - 1
@@ -101,14 +108,6 @@ def by_dot(x, packed, scales, zeros, y, BM, BN, split, warps, stages):
     )
 
 
-DECLARATION = r"""
-#include <pybind11/pybind11.h>
-#include <cstdint>
-void few_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, int64_t stream);
-void many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, int64_t stream);
-"""
-
-
 def wgmma():
     """m64n128k16 of bf16: A, which are weights, in registers, B in shared memory; `keep` 0 overwrites the 64 sums."""
     sums, operands = ", ".join(f"%{i}" for i in range(64)), ", ".join(f'"+f"(d[{i}])' for i in range(64))
@@ -118,18 +117,28 @@ def wgmma():
 
 
 CUDA = r"""
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cooperative_groups.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>
-#include <stdexcept>
-#include <string>
 
 typedef uint32_t u32;
 
-void must(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+// All return 0 or an error: CUDA's, or 10000 and the driver's.
+#define MUST(call) do { int error = int(call); if (error) return error; } while (0)
+
+// Leave for a kernel to use so much shared memory; `told`: the devices that know.
+constexpr int DEVICES = 64;
+template <typename Kernel> int may_use(Kernel kernel, int bytes, bool (&told)[DEVICES]) {
+    int device;
+    MUST(cudaGetDevice(&device));
+    if (device < DEVICES && told[device]) return 0;
+    MUST(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    if (device < DEVICES) told[device] = true;
+    return 0;
 }
 
 namespace few {  // up to 32 rows of x: mma of one warp
@@ -274,10 +283,11 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launc
     }
 }
 
-template <int V, int MT, bool ONE, int WARPS, int SPLIT> void launch(const Problem& p, cudaStream_t stream) {
+template <int V, int MT, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cudaStream_t stream) {
     constexpr int BYTES = WARPS * (ONE ? 1 : MT * 8) * 8 * V * 4;
     auto kernel = product<V, MT, ONE, WARPS, SPLIT>;
-    must(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES), "shared memory");
+    static bool told[DEVICES] = {};
+    MUST(may_use(kernel, BYTES, told));
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3((p.columns + 8 * V - 1) / (8 * V), SPLIT);
     config.blockDim = dim3(WARPS * 32);
@@ -287,20 +297,19 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> void launch(const Probl
     cluster[0].id = cudaLaunchAttributeClusterDimension;
     cluster[0].val.clusterDim.x = 1, cluster[0].val.clusterDim.y = SPLIT, cluster[0].val.clusterDim.z = 1;
     config.attrs = cluster, config.numAttrs = SPLIT > 1;
-    must(cudaLaunchKernelEx(&config, kernel, p), "launch");
+    return cudaLaunchKernelEx(&config, kernel, p);
 }
 
 }  // namespace few
 
-void few_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, int64_t stream) {
+int few_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace few;
     const few::Problem p = {(const uint8_t*)packed, (const u32*)x, (const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth};
-    cudaStream_t s = (cudaStream_t)stream;
-    if (rows == 1 && columns >= WIDE_FROM) launch<ONE_V, 1, true, ONE_WARPS, ONE_SPLIT>(p, s);
-    else if (rows == 1) launch<NARROW_V, 1, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
-    else if (rows <= 8) launch<FEW_V, 1, false, FEW_WARPS, FEW_SPLIT>(p, s);
-    else if (rows <= 16) launch<FEW_V, 2, false, FEW_WARPS, FEW_SPLIT>(p, s);
-    else launch<MORE_V, 4, false, MORE_WARPS, MORE_SPLIT>(p, s);
+    if (rows == 1 && columns >= WIDE_FROM) return launch<ONE_V, 1, true, ONE_WARPS, ONE_SPLIT>(p, s);
+    if (rows == 1) return launch<NARROW_V, 1, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
+    if (rows <= 8) return launch<FEW_V, 1, false, FEW_WARPS, FEW_SPLIT>(p, s);
+    if (rows <= 16) return launch<FEW_V, 2, false, FEW_WARPS, FEW_SPLIT>(p, s);
+    return launch<MORE_V, 4, false, MORE_WARPS, MORE_SPLIT>(p, s);
 }
 
 namespace many {  // more rows: wgmma with unpacked weights as its operand in registers
@@ -422,54 +431,72 @@ __global__ void __launch_bounds__(THREADS, 1)
         }
 }
 
-CUtensorMap map_of(int64_t data, CUtensorMapDataType type, int bytes, int rows, int columns, int box_rows, int box_columns, CUtensorMapSwizzle swizzle) {
+int map_of(CUtensorMap& map, int64_t data, CUtensorMapDataType type, int bytes, int rows, int columns, int box_rows, int box_columns, CUtensorMapSwizzle swizzle) {
     static void* encode = nullptr;
     cudaDriverEntryPointQueryResult result;
-    if (!encode) must(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result), "entry point");
-    CUtensorMap map;
+    if (!encode) MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result));
     cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)columns * bytes};
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
     CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(&map, type, 2, (void*)data, sizes, strides, box, one,
         CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (error != CUDA_SUCCESS) throw std::runtime_error("cuTensorMapEncodeTiled: error " + std::to_string(error));
-    return map;
+    return error == CUDA_SUCCESS ? 0 : 10000 + int(error);
 }
 
 }  // namespace many
 
-void many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, int64_t stream) {
+int many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace many;
-    const CUtensorMap x_map = map_of(x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, rows, depth, BM, 64, CU_TENSOR_MAP_SWIZZLE_128B);
-    const CUtensorMap w_map = map_of(packed, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, depth / 2, columns, 64, PITCH, CU_TENSOR_MAP_SWIZZLE_NONE);
+    static bool told[DEVICES] = {};
+    CUtensorMap x_map, w_map;
+    MUST(map_of(x_map, x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, rows, depth, BM, 64, CU_TENSOR_MAP_SWIZZLE_128B));
+    MUST(map_of(w_map, packed, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, depth / 2, columns, 64, PITCH, CU_TENSOR_MAP_SWIZZLE_NONE));
     const many::Problem p = {(const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth / 128};
-    must(cudaFuncSetAttribute(product_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES), "shared memory");
-    product_kernel<<<dim3((columns + BN - 1) / BN, (rows + BM - 1) / BM), THREADS, SHARED_BYTES, (cudaStream_t)stream>>>(x_map, w_map, p);
-    must(cudaGetLastError(), "launch");
+    MUST(may_use(product_kernel, SHARED_BYTES, told));
+    product_kernel<<<dim3((columns + BN - 1) / BN, (rows + BM - 1) / BM), THREADS, SHARED_BYTES, s>>>(x_map, w_map, p);
+    return cudaGetLastError();
 }
+
+static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, packed, scales, zeros, y, rows, columns, depth, stream
+    long long a[9];
+    for (int i = 0; i < 9; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    auto* chosen = a[5] <= 32 ? few_rows : many_rows;
+    return PyLong_FromLong(chosen(a[0], a[1], a[2], a[3], a[4], int(a[5]), int(a[6]), int(a[7]), (cudaStream_t)a[8]));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "w4a16", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """.replace("@WGMMA@", wgmma())
 
 
-@functools.cache
-def extension():
-    chosen = {name: globals()[name] for name in CHOSEN}
-    flags = [f"-D{name}={value}" for name, value in chosen.items()]
-    return load_inline(
-        "w4a16_" + "_".join(map(str, chosen.values())),
-        DECLARATION,
-        CUDA,
-        functions=["few_rows", "many_rows"],
-        no_implicit_headers=True,
-        with_pytorch_error_handling=False,
-        extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", *flags],
-    )
+_run = None
 
 
-def launch(x, packed, scales, zeros, y):
+def built():
+    """The extension's launcher, built once per process."""
+    global _run
+    if _run is None:
+        chosen = {name: globals()[name] for name in CHOSEN}
+        flags = [f"-D{name}={value}" for name, value in chosen.items()]
+        _run = load_inline(
+            "w4a16_" + "_".join(map(str, chosen.values())),
+            "",
+            CUDA,
+            no_implicit_headers=True,
+            with_pytorch_error_handling=False,
+            extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", *flags],
+        ).run
+    return _run
+
+
+def launch(x, packed, scales, zeros, y, device):
     M, N = y.shape
     if N % 16 == 0 and M > 0 and (M <= 32 or BY_WGMMA):
-        in_cuda = extension().few_rows if M <= 32 else extension().many_rows
         pointers = x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), y.data_ptr()
-        in_cuda(*pointers, M, N, x.shape[1], torch.cuda.current_stream(x.device).cuda_stream)
+        error = (_run or built())(*pointers, M, N, x.shape[1], stream_of(device))
+        if error:
+            raise RuntimeError(f"w4a16: CUDA error {error}")
     elif M <= 64:
         by_dot(x, packed, scales, zeros, y, max(16, triton.next_power_of_2(M)), 64, 4, 4, 4)
     else:
@@ -482,7 +509,7 @@ def dense(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
-def kernel_function(x, packed, scales, zeros):
+def product_of(x, packed, scales, zeros, device):
     (M, K), N = x.shape, packed.shape[1]
     if K % 128 or packed.shape[0] * 2 != K or scales.shape != (K // 128, N) or zeros.shape != scales.shape:
         raise ValueError(
@@ -490,7 +517,17 @@ def kernel_function(x, packed, scales, zeros):
         )
     if not x.dtype == scales.dtype == zeros.dtype == torch.bfloat16 or packed.dtype != torch.uint8:
         raise ValueError("x, scales and zeros must be bfloat16, packed uint8")
+    if not device == packed.get_device() == scales.get_device() == zeros.get_device():
+        raise ValueError("x, packed, scales and zeros must be on one device")
     x, packed, scales, zeros = dense(x), dense(packed), dense(scales), dense(zeros)
-    y = torch.empty((M, N), dtype=torch.bfloat16, device=x.device)
-    launch(x, packed, scales, zeros, y)
+    y = x.new_empty((M, N))
+    launch(x, packed, scales, zeros, y, device)
     return y
+
+
+def kernel_function(x, packed, scales, zeros):
+    device = x.get_device()
+    if x.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return product_of(x, packed, scales, zeros, device)
+    return product_of(x, packed, scales, zeros, device)

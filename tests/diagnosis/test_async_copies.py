@@ -63,7 +63,7 @@ def test_the_rest_of_the_sectors_is_what_the_version_without_cp_async_loads():
 
 def test_copies_of_4_and_8_bytes_are_among_the_sectors_of_loads():
     """w4a16 v0 loads by cp.async alone: 16 bytes at a time its packed weights, 4 and 8 the rest (PTX of triton 3.9, not
-    run). On an H200 its loads used 0 bytes of a sector, of more sectors than the weights are."""
+    run). On an H100, as on an H200, its loads used 0 bytes of a sector, of more sectors than the weights are."""
     folder = BUNDLE / "examples" / "w4a16" / "profiles" / "v0" / "annotation"
     m = json.loads((folder / "metrics.json").read_text())["kernels"][0]["metrics"]
     assert m["load_bytes_per_sector"] == 0 and m["load_sectors"] > 1.2 * (4096 // 2) * 12288 / 32

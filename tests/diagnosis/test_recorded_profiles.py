@@ -134,7 +134,7 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "rmsnorm_cutedsl v2": (DRAM, LEAST, set(), {CONFLICTS}),  # DRAM 86 %
     "row_softmax v0": (DRAM, EXCESS, {"several_kernels"}, {LEAST}),  # three kernels, DRAM 84 to 91 %, twice the bytes
     "row_softmax v1": (DRAM, LEAST, set(), {LONG}),  # DRAM 84.5 %
-    # 32 blocks; k walks load 32 times the least bytes, DRAM 0.5 %; ALU 85 %
+    # 32 blocks; k walks load 32 times the least bytes, DRAM 0.7 %; ALU 85 %
     "top_k v0": (GRID, REPEATED, {SMALL, "busy_arithmetic_pipe"}, {NO_MMA, LOADS, OCCUPANCY}),
     "top_k v1": (GRID, SMALL, set(), {NO_MMA, REPEATED, LOADS, CONFLICTS}),  # 32 blocks, one read; nothing above 50 %
     # L1 82 %, loads 105 times the least bytes, DRAM 0.9 %; 2.4 of 32 bytes; wgmma runs (0.5 %)
@@ -152,7 +152,8 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "transposed_conv3d v5": (("memory", "l2"), UNEVEN, set(), {OCCUPANCY, CONFLICTS, LONG}),
     # 192 blocks, five fit an SM; 36 % of the passes conflict, and 29 % wait for shared memory
     "w4a16 v0": (GRID, CONFLICTS, {SMALL}, {NO_MMA, MMA_SYNC, LOADS, OCCUPANCY}),
-    "w4a16 v1": (GRID, SMALL, set(), {NO_MMA, MMA_SYNC, CONFLICTS, LOADS, REPEATED}),  # 192 blocks, the busiest SM 1.21
+    # long scoreboard 59 %, DRAM 47 %; registers leave 36 % occupancy; 384 blocks, 0.97 waves, the busiest SM 1.02
+    "w4a16 v1": (WAITS, LONG, {OCCUPANCY}, {NO_MMA, MMA_SYNC, CONFLICTS, LOADS, REPEATED, SMALL, UNEVEN}),
 }
 
 

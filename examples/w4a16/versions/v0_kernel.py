@@ -47,7 +47,7 @@ def unpacked_product(
     here = m[:, None].to(tl.int64) * N + n[None, :]
     mine = SPLIT == 1
     if SPLIT > 1:
-        size = M.to(tl.int64) * N
+        size = tl.cast(M, tl.int64) * N  # M = 1 is a constant, which has no .to
         tl.store(parts + part * size + here, acc, mask=rows & columns)
         tl.debug_barrier()
         mine = tl.atomic_add(arrived + tile + tl.program_id(2) * tl.num_programs(0), 1, sem="acq_rel") == SPLIT - 1
