@@ -229,6 +229,15 @@ def test_a_row_shows_the_kernel_with_the_most_registers_and_the_most_spills(h100
     assert resources.of_compiled(Compiled(h100, Status.OK, None)) == resources.Resources()
 
 
+def test_serialized_wgmma_is_told_once_of_compiled_code(h100):
+    remarks = {"wgmma_serialized": "ptxas runs the wgmma instructions one after the other: insufficient registers"}
+    kernel = CompiledKernel(name="plain", remarks=remarks, registers=168)
+    shown = resources.of_compiled(Compiled(h100, Status.OK, None, (kernel,)))
+    assert shown.wgmma_serialized == "insufficient registers"
+    row = {"compiled": {"findings": [{"id": "compiled_serialized_wgmma", "inference": "…"}]}}
+    assert exploration_table.proved(row) == []
+
+
 def test_configurations_are_ranked_by_what_fits():
     def one(name: str, configuration: str | None, **own) -> CompiledKernel:
         known = {"registers": 100, "spill_bytes": 0, "occupancy_pct": 25.0, **own}

@@ -701,11 +701,17 @@ def test_the_table_of_a_task_with_more_workloads_says_which_one_it_is_of():
     assert "took 18 s: inputs 2, compile and check 10" in lines
 
 
+def test_what_many_rows_share_is_one_line_of_the_table():
+    said = [("a", "one"), ("b", "two"), ("c", "one")]
+    assert table.by_text(said) == ["a, c: one", "b: two"]
+    assert table.by_text([(name, "one") for name in "abcde"]) == ["a, b, c, 2 more: one"]
+
+
 def test_the_table_names_candidates_whose_wgmma_ptxas_serializes():
     result = result_with(["default"])
     slow, other, *_ = result["rows"]
     slow["wgmma_serialized"] = other["wgmma_serialized"] = "insufficient register resources"
-    assert f"{slow['name']}, {other['name']}: ptxas serializes wgmma: insufficient register resources" in table.lines(
+    assert f"ptxas serializes wgmma, insufficient register resources: {slow['name']}, {other['name']}" in table.lines(
         result, None
     )
 

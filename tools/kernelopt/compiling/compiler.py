@@ -57,12 +57,17 @@ def compile_target(
     case = {"reference": str(kernel.reference.resolve()), "workload": workload, "dtype": kernel.dtype}
     with Compiler(sandbox) as compiler, ThreadPoolExecutor(len(targets)) as pool:
         results = list(pool.map(lambda target: compiler.compile(kernel.kernel, case, target, limits), targets))
+    raise_faults_of_task(results)
+    return results
+
+
+def raise_faults_of_task(results: Sequence[Compiled]) -> None:
+    """UsageError where there is no such workload, or no such cast of its inputs; Refused where the reference fails."""
     for one in results:
         if one.status == Status.USAGE:
             raise UsageError(one.error)
         if one.status in (Status.INVALID_REFERENCE, Status.INVALID_TASK):
             raise Refused(f"{one.status}: {one.error}")
-    return results
 
 
 class Compiler:

@@ -69,7 +69,15 @@ def of_compiled(compiled: Compiled) -> Resources:
         return Resources()
     main = max(compiled.chosen, key=lambda kernel: kernel.registers or 0)
     spills = [kernel.spill_bytes for kernel in compiled.chosen if kernel.spill_bytes is not None]
-    return Resources(main.name, main.registers, max(spills, default=None), main.shared_bytes, main.occupancy_pct)
+    serialized = next((why for kernel in compiled.chosen if (why := kernel.remarks.get("wgmma_serialized"))), None)
+    return Resources(
+        main.name,
+        main.registers,
+        max(spills, default=None),
+        main.shared_bytes,
+        main.occupancy_pct,
+        serialized and serialized.rpartition(": ")[2],
+    )
 
 
 def spill_bytes(call: CompiledCall) -> int | None:

@@ -161,6 +161,7 @@ def compiled_alone(
     loadable = [entrant for entrant in candidates if entrant.error is None]
     with contextlib.suppress(Stopped), spent.noted("compile"):
         compile_all(loadable, sandbox, plan.without_values, plan, began + plan.budget_s, say)
+    compiler.raise_faults_of_task([entrant.compiled for entrant in loadable if entrant.compiled])
     if sandbox.stop.after_s is not None:
         tell_stopped(loadable, plan, sandbox)
     for entrant in loadable:

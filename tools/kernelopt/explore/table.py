@@ -8,6 +8,7 @@ from ..statuses import Status
 from .run import MOST_SUSTAINED
 
 MOST_CHARACTERS = 60  # of a candidate's name
+MOST_NAMES = 4  # before a text that many rows share
 HEADER = (
     *("candidate", "status", "us", "p20-p80", "speed-up", "95 % interval"),
     *("reg", "spill", "shared", "occ %", "MHz"),
@@ -42,11 +43,21 @@ def lines(result: dict, path: Path | None) -> list[str]:
 
 
 def by_text(said: list[tuple[str, str]]) -> list[str]:
-    """One line for each text, under the names of all rows that it is of."""
+    """One line for each text, under the names of the rows that it is of: the first ones, where they are many."""
+    return [f"{few(names)}: {text}" for text, names in grouped(said).items()]
+
+
+def grouped(said: list[tuple[str, str]]) -> dict[str, list[str]]:
+    """The names of each text."""
     names: dict[str, list[str]] = {}
     for name, text in said:
         names.setdefault(text, []).append(name)
-    return [f"{', '.join(of)}: {text}" for text, of in names.items()]
+    return names
+
+
+def few(names: list[str]) -> str:
+    shown = names if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], f"{len(names) - MOST_NAMES + 1} more"]
+    return ", ".join(shown)
 
 
 def cells_of(row: dict) -> tuple[str, ...]:
@@ -72,15 +83,17 @@ def whole(value: float | None) -> str:
 
 
 def serialized(rows: list[dict]) -> list[str]:
-    """The candidates whose wgmma instructions ptxas serializes, by its reason."""
+    """All candidates whose wgmma instructions ptxas serializes, by its reason."""
     reasons = [(row["name"], row.get("wgmma_serialized")) for row in rows]  # older explorations lack it
-    return by_text([(name, f"ptxas serializes wgmma: {reason}") for name, reason in reasons if reason])
+    by_reason = grouped([(name, reason) for name, reason in reasons if reason])
+    return [f"ptxas serializes wgmma, {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
 
 
 def proved(row: dict) -> list[str]:
-    """What the compiled code of a candidate proves before it ran."""
+    """What the compiled code of a candidate proves before it ran, beside what `serialized` tells."""
     findings = row["compiled"]["findings"] if row["compiled"] else []
-    return [f"{finding['id']}: {finding['inference']}" for finding in findings]
+    others = [finding for finding in findings if finding["id"] != "compiled_serialized_wgmma"]
+    return [f"{finding['id']}: {finding['inference']}" for finding in others]
 
 
 def not_compiled(row: dict) -> list[str]:
