@@ -142,7 +142,13 @@ def exit_code(result: dict) -> int:
     """Of an exploration that nothing follows."""
     if result["stopped_after_s"] is not None:
         return Stopped.exit_code
-    return 0 if any(row["status"] == Status.OK and not row["opponent"] for row in result["rows"]) else 1
+    return 0 if any(is_usable(row) for row in result["rows"] if not row["opponent"]) else 1
+
+
+def is_usable(row: dict) -> bool:
+    """Is the candidate right, or compiled where only a GPU can check it?"""
+    compiled = row["compiled"] and row["compiled"]["status"] == Status.OK and row["compiled"]["kernels"]
+    return row["status"] == Status.OK or bool(row["status"] == Status.NO_GPU and compiled)
 
 
 def check_one_starts(entries: list[Candidate]) -> None:
