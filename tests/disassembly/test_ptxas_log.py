@@ -1,6 +1,9 @@
 """What ptxas prints of a kernel's build."""
 
+import json
+
 import pytest
+from conftest import FIXTURES
 from kernelopt.disassembly import ptxas_log
 
 # nvcc 13.0 for sm_90a, of two versions of a persistent product (2026-11-26)
@@ -28,3 +31,13 @@ ACCUMULATORS = (
 )
 def test_why_wgmma_instructions_run_one_after_the_other(log, reason):
     assert ptxas_log.serialized(f"ninja: building\n{log}\n") == reason
+
+
+CAPTURED = ["\n".join(row["messages"]) for row in json.loads((FIXTURES / "error_messages/nvcc.json").read_text())]
+
+
+def test_each_reason_that_ptxas_gave_is_read_and_no_other_message_is_taken_for_one():
+    reasons = {log: ptxas_log.serialized(log) for log in CAPTURED}
+    assert {bool(reason) == ("are serialized" in log) for log, reason in reasons.items()} == {True}
+    assert len({reason for reason in reasons.values() if reason}) == 5
+    assert all(f"due to {reason}" in " ".join(log.split()) for log, reason in reasons.items() if reason)

@@ -65,6 +65,37 @@ def test_messages_of_nvcc_and_ptxas_were_given_by_them():
     assert [text for text in quoted if text not in captured] == []
 
 
+def codes_of(text: str) -> dict[str, str]:
+    """{code: reason} of the rows of a table of ptxas's codes; "" where a row has no reason."""
+    rows = re.findall(r"^\| (C75\d\d)[^|]*\| ([^|]*)\|", text, re.MULTILINE)
+    return {code: (re.findall(r"`([^`]+)`", reason) or [""])[0] for code, reason in rows}
+
+
+def test_each_code_of_serialised_wgmma_was_given_with_its_reason():
+    given = [line for row in NVCC for line in row["messages"]]
+    codes = codes_of((FOLDER / "nvcc-ptxas.md").read_text())
+    serialising = {line.partition("(")[2][:5] for line in given if "instructions are serialized" in line}
+    assert len(serialising) == 5 and serialising <= set(codes)
+    for code, reason in codes.items():
+        assert bool(reason) == (code in serialising)
+        assert [line for line in given if f"({code})" in line and reason in line], code
+
+
+def test_what_the_page_says_of_values_and_shapes_is_what_was_compiled():
+    """Of the sources: two shapes without and with a value; two shapes in one array; a read behind a wait, and without."""
+
+    def messages_of(words: str, flag: str = "-v") -> str:
+        (found,) = [row["messages"] for row in NVCC if words in row["source"] and row["flags"].endswith(flag)]
+        return " ".join(re.findall(r"\(C75\d\d\)|\d+ bytes stack", " ".join(found)))
+
+    assert messages_of("ZERO(32)") == "(C7512) 160 bytes stack"
+    assert messages_of("ZERO(32)", 'd[i]=0;"') == "0 bytes stack"
+    assert messages_of("half(d+4") == "(C7511) 0 bytes stack"
+    assert messages_of("W(1); if(i==3) for") == "(C7514) 0 bytes stack"
+    assert messages_of("if(i==3){ W(0)") == "0 bytes stack"
+    assert messages_of("float e[4]") == "(C7519) 0 bytes stack"
+
+
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory) -> dict[str, str]:
     """{kernel: message} of tests/refused_triton_kernels.py."""

@@ -324,6 +324,29 @@ def test_links_of_findings_lead_to_a_page_and_a_heading():
     assert [unresolved(link, WIKI / "docs/optimization") for link in sorted(links)] == [None] * len(links)
 
 
+def links_of(page: Path) -> list[str]:
+    """The links of a page to pages, and to their headings."""
+    return re.findall(r"\]\(((?!https?:)[^)\s]+\.md(?:#[^)\s]+)?)\)", page.read_text())
+
+
+def test_links_between_pages_lead_to_a_page_and_a_heading():
+    wrong = {
+        f"{page.relative_to(WIKI)}: {fault}"
+        for page in WIKI.rglob("*.md")
+        for link in links_of(page)
+        if (fault := unresolved(link, page.parent))
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["operators/dense-products", "operators/attention", "optimization/hopper", "frameworks/hopper-ptx"],
+)
+def test_what_is_read_before_a_first_version_leads_to_what_most_first_versions_got_wrong(page):
+    assert "../pitfalls/hopper-kernels.md#a-fence-in-every-step" in links_of(WIKI / f"docs/{page}.md")
+
+
 def test_that_check_sees_a_missing_page_and_a_missing_heading(small):
     folder = small / "docs/optimization"
     assert unresolved("access.md#bank-conflicts", folder) is None
