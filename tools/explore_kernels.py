@@ -72,6 +72,7 @@ def ready_for_gate(workspace: Workspace | None, version: str | None):
         return
     with workspace.locked():
         readiness.check_ready(RoundStart.of(workspace), version, kernel_follows=True)
+        cli.say(f"the workspace and its plan are ready for the gate of {version}")
         yield
 
 

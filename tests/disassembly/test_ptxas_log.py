@@ -33,6 +33,13 @@ def test_why_wgmma_instructions_run_one_after_the_other(log, reason):
     assert ptxas_log.serialized(f"ninja: building\n{log}\n") == reason
 
 
+def test_a_reason_is_of_the_function_that_the_message_names():
+    """A norm kernel without a wgmma got the reason of the product beside it."""
+    log = f"{REGISTERS}\nptxas info    : Compiling entry function '_Z4normPf' for 'sm_90a'\n"
+    assert ptxas_log.serialized(log, "_Z13newton_schulz4Maps5Shape") == "insufficient register resources"
+    assert ptxas_log.serialized(log, "_Z4normPf") is None
+
+
 CAPTURED = ["\n".join(row["messages"]) for row in json.loads((FIXTURES / "error_messages/nvcc.json").read_text())]
 
 

@@ -93,6 +93,7 @@ def test_the_leader_is_judged_in_the_same_process(ready, tmp_path, explored_on_a
     ready.plan("v1").write_text(PLAN)
     done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
     assert done.returncode == 0, done.stderr
+    assert "the workspace and its plan are ready for the gate of v1" in done.stderr
     assert measured == [("NVIDIA H200", (tmp_path / "k.py").read_text())]
     table, verdict = done.stdout.split("v1 ACCEPTED: ")
     assert "k" in table and "1.963x" in verdict and f"commit {ready.git('rev-parse', 'HEAD')}" in verdict

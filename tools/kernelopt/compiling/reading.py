@@ -56,7 +56,7 @@ def cuda_kernels(target: Target, file: Path, log: str) -> list[CompiledKernel]:
                 files=(str(file),),
                 occupancy_error="CUDA C++ chooses the size of a block at the launch",
                 **resources_of(summary, usages.get(kernel.name)),
-                **contents_of(summary, log),
+                **contents_of(summary, log, kernel.name),
             )
         )
     return kernels
@@ -108,8 +108,9 @@ def spills_of(summary: analysis.Summary | None, usage: ptxas_log.PtxasUsage | No
     return summary.local_memory not in ("none", "array")
 
 
-def contents_of(summary: analysis.Summary | None, log: str) -> dict:
-    """What the code consists of, as fields of CompiledKernel."""
+def contents_of(summary: analysis.Summary | None, log: str, function: str | None = None) -> dict:
+    """What the code consists of, as fields of CompiledKernel. function: the kernel's mangled name, where the log is of
+    several."""
     if summary is None:
         return {}
     widths: dict[str, Counter[int]] = {}
@@ -120,7 +121,7 @@ def contents_of(summary: analysis.Summary | None, log: str) -> dict:
     for row in analysis.of_classes(summary, *BULK):
         bulk[row.meaning] += row.count
     remarks = {remark.id: remark.message for remark in summary.remarks()}
-    if why := ptxas_log.serialized(log):
+    if why := ptxas_log.serialized(log, function):
         remarks["wgmma_serialized"] = f"ptxas runs the wgmma instructions one after the other: {why}"
     return {
         "arch": summary.arch,

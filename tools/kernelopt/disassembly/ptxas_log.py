@@ -8,7 +8,7 @@ PROPERTIES = re.compile(r"Function properties for (\S+)")
 STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 REGISTERS = re.compile(r"Used (\d+) registers")
 SERIALIZED = re.compile(
-    r"wgmma\.mma_async instructions are serialized due to (.+?) (?:in|for) (?:the )?function", re.DOTALL
+    r"wgmma\.mma_async instructions are serialized due to (.+?) (?:in|for) (?:the )?function '?([^'\s]+)", re.DOTALL
 )
 
 
@@ -40,7 +40,8 @@ def usage(log: str) -> dict[str, PtxasUsage]:
     return known
 
 
-def serialized(log: str) -> str | None:
-    """Why ptxas runs the wgmma instructions one after the other, in its words; None where it does not say so."""
-    match = SERIALIZED.search(log)
-    return match and " ".join(match[1].split())
+def serialized(log: str, function: str | None = None) -> str | None:
+    """Why ptxas runs the wgmma instructions one after the other, in its words; None where it does not say so. function:
+    of this one, by its mangled name, where the log is of several."""
+    reasons = {match[2]: " ".join(match[1].split()) for match in SERIALIZED.finditer(log)}
+    return reasons.get(function) if function else next(iter(reasons.values()), None)
