@@ -248,11 +248,11 @@ def test_a_probe_is_a_configuration_whose_probe_is_true(folder):
 
 def test_a_probe_is_run_though_it_is_wrong(folder, run_here):
     (folder / "c" / "k.py").write_text(probing('[{}, {"PROBE": "no loads"}]'))
-    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
+    options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter")
     result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)
     own, probe = (next(row for row in result["rows"] if row["name"] == name) for name in ("k", "k[PROBE=no loads]"))
     assert (own["status"], own["probe"], probe["status"], probe["probe"]) == ("OK", False, "OK", True)
-    assert probe["opponent"] and probe["compiled"]["kernels"]
+    assert probe["opponent"]
     assert any(line.split()[:3] == ["k[PROBE=no", "loads]", "probe"] for line in table.lines(result, None))
 
 
