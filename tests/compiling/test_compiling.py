@@ -75,9 +75,13 @@ __global__ void double_it(float* x) {{
 }}
 }}
 """
-INLINE = """
-from torch.utils.cpp_extension import load_inline
-extension = load_inline("k", "", '''{cuda}''', no_implicit_headers=True)
+WRITTEN = """
+import tempfile
+from pathlib import Path
+from torch.utils.cpp_extension import load
+source = Path(tempfile.mkdtemp(), "k.cu")
+source.write_text('''{cuda}''')
+extension = load("k", [str(source)])
 
 
 def kernel_function(x):
@@ -444,7 +448,7 @@ def test_cuda_is_compiled_for_the_card_whatever_its_flags_say(folder, compile_he
 def test_candidates_that_are_all_cuda_are_compiled_and_no_inputs_are_made(folder, run_here):
     """Nothing here can check them, and the inputs took longer than a compilation."""
     for name, factor in (("double", "2"), ("triple", "3"), ("broken", "undefined")):
-        (folder / f"c/{name}.py").write_text(INLINE.format(cuda=CUDA.format(factor=factor)))
+        (folder / f"c/{name}.py").write_text(WRITTEN.format(cuda=CUDA.format(factor=factor)))
     (folder / "reference.py").write_text(REFERENCE.replace("8, 64", "1 << 36"))  # 256 GiB
     options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
     result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)

@@ -38,6 +38,7 @@ SASS = {  # the opcode up to its first dot
     "(UTC)?[BDHIOQ]G?MMA": "tensor",
     "ATOM[GS]?|RED[GS]?": "atomic",
     "BAR": "barrier",
+    "MEMBAR": "memory barrier",
     "SYNCS": "mbarrier",
     "UCGABAR_[A-Z]+": "cluster barrier",
 }
@@ -63,6 +64,7 @@ PTX = {
     r"barrier\.cluster": "cluster barrier",
     r"(bar|barrier)\.(cta\.)?(sync|red|arrive)": "barrier",
     r"mbarrier\.": "mbarrier",
+    r"membar\.|fence\.(sc|acq_rel|acquire|release)\b": "memory barrier",
 }
 AMDGCN = {
     r"buffer_load_.*Folded": "local load",  # the compiler's comment at a spill, where scratch has no opcode of its own

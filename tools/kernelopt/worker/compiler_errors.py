@@ -6,13 +6,14 @@ arises, with what the compiler printed.
 
 import contextlib
 import functools
-import inspect
 import os
 import re
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 ERROR_LINE = re.compile(r"\berror\b[^'\"]*: |: (fatal )?error:|\bfatal +: |: undefined reference to |\bld: (?!warning)")
 SUMMARY_LINE = re.compile(r"^\d+ errors? detected")
@@ -108,17 +109,25 @@ def watch(kernel: Path) -> None:
 
 
 def _tell_output(cpp_extension) -> None:
-    """Have torch print what the compiler prints of a build that succeeds, too: ptxas names there what costs time."""
-    run = getattr(cpp_extension, "_run_ninja_build", None)
-    if run is None or hasattr(run, "__wrapped__"):
+    """Have torch print what the compiler prints of a build that succeeds, too, which it keeps and drops: ptxas names
+    there what costs time. Of a build that fails torch's error has it, as before."""
+    build = getattr(cpp_extension, "_run_ninja_build", None)
+    if build is None or hasattr(build, "__wrapped__"):
         return
 
-    @functools.wraps(run)
+    def run(*arguments, **options):
+        done = subprocess.run(*arguments, **options)
+        if done.stdout:
+            os.write(1, done.stdout if isinstance(done.stdout, bytes) else done.stdout.encode())
+        return done
+
+    @functools.wraps(build)
     def told(*arguments, **options):
-        given = inspect.signature(run).bind(*arguments, **options)
-        if "verbose" in given.arguments:
-            given.arguments["verbose"] = True
-        return run(*given.args, **given.kwargs)
+        cpp_extension.subprocess = SimpleNamespace(**{**vars(subprocess), "run": run})
+        try:
+            return build(*arguments, **options)
+        finally:
+            cpp_extension.subprocess = subprocess
 
     cpp_extension._run_ninja_build = told
 
