@@ -41,7 +41,9 @@ def test_the_table_of_tiles_follows_from_their_shapes():
 @pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
 def test_ptxas_caps_registers_by_whole_warpgroups(tmp_path):
     caps = {288: 168, 384: 168, 416: 128, 640: 96}
-    assert all(f"| {text} | {cap} |" in PAGE for text, cap in (("257 to 384", 168), ("385 to 512", 128), ("513 to 640", 96)))
+    assert all(
+        f"| {text} | {cap} |" in PAGE for text, cap in (("257 to 384", 168), ("385 to 512", 128), ("513 to 640", 96))
+    )
     instances = "".join(f"template __global__ void k<{threads}>(float*, int);\n" for threads in caps)
     (tmp_path / "k.cu").write_text(REGISTERS + instances)
     command = [
