@@ -3,7 +3,7 @@
 
 A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with
 a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.
-Each is checked on the task's inputs (two seeds), unless its PROBE is true; the right and probes are timed in turn.
+Each is checked on the task's inputs (two seeds), unless its PROBE is true; right ones and probes are timed in turn.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
 The gate decides: `--keep NAME` or `--keep-leader` writes a candidate to kernel.py; `--gate vN` judges the leader too.
 With --workspace the table goes to explore/eN.json. Exit 1: none is right, or the gate rejects; 4: a signal ended it."""
@@ -148,8 +148,9 @@ def exit_code(result: dict) -> int:
 
 def is_usable(row: dict) -> bool:
     """Is the candidate right, or compiled where only a GPU can check it?"""
-    compiled = row["compiled"] and row["compiled"]["status"] == Status.OK and row["compiled"]["kernels"]
-    return row["status"] == Status.OK or bool(row["status"] == Status.NO_GPU and compiled)
+    if row["status"] == Status.NO_GPU and row["compiled"]:
+        return row["compiled"]["status"] == Status.OK and bool(row["compiled"]["kernels"])
+    return row["status"] == Status.OK
 
 
 def check_one_starts(entries: list[Candidate]) -> None:

@@ -76,6 +76,12 @@ class CompiledKernel:
     def spills(self) -> bool:
         return bool(self.spill_bytes or self.spilled_scalar_registers)
 
+    @property
+    def wgmma_serialized(self) -> str | None:
+        """Why ptxas serializes its wgmma instructions: the end of that remark. None where it does not."""
+        remark = self.remarks.get("wgmma_serialized")
+        return remark and remark.rpartition(": ")[2]
+
     def to_json(self) -> dict:
         own = {name: value for name, value in vars(self).items() if name != "files"}
         return {**own, "limiters": list(self.limiters), "dot_types": list(self.dot_types)}

@@ -54,11 +54,16 @@ def compile_target(
 ) -> list[Compiled]:
     """The kernel, compiled for each target with inputs of a workload's shapes. UsageError when there is no such
     workload, or no such cast of its inputs; Refused when the reference itself fails."""
-    case = {"reference": str(kernel.reference.resolve()), "workload": workload, "dtype": kernel.dtype}
+    case = case_without_values(kernel, workload)
     with Compiler(sandbox) as compiler, ThreadPoolExecutor(len(targets)) as pool:
         results = list(pool.map(lambda target: compiler.compile(kernel.kernel, case, target, limits), targets))
     raise_faults_of_task(results)
     return results
+
+
+def case_without_values(subject: KernelUnderTest, workload: str) -> dict:
+    """The case of the worker's `compile_only` whose inputs have the shapes of a workload, and no values."""
+    return {"reference": str(subject.reference.resolve()), "workload": workload, "dtype": subject.dtype}
 
 
 def raise_faults_of_task(results: Sequence[Compiled]) -> None:

@@ -59,9 +59,9 @@ def converted_operands(kernel: CompiledKernel, target: Target) -> Iterator[Findi
 
 
 def serialized_wgmma(kernel: CompiledKernel, target: Target) -> Iterator[Finding]:
-    if reason := kernel.remarks.get("wgmma_serialized"):
+    if reason := kernel.wgmma_serialized:
         evidence = ("registers", kernel.registers, "of a thread")
-        yield made("compiled_serialized_wgmma", kernel, target, evidence, reason=reason.rpartition(": ")[2])
+        yield made("compiled_serialized_wgmma", kernel, target, evidence, reason=reason)
 
 
 def too_large(kernel: CompiledKernel, target: Target) -> Iterator[Finding]:

@@ -64,10 +64,11 @@ def of_file(file: Path) -> list[Candidate]:
         source = text_of(file)
         known = assignments_of_kernel(source, file)
         configs = space_of(known, file)
-        if configs is None:
-            return [Candidate(file.stem, {}, source, is_probe=is_probe(known, {}))]
-        configured = [(config, with_constants(source, known, config, file)) for config in configs]
-        return [replace(one, is_probe=is_probe(known, one.config)) for one in different(configured, file.stem)]
+        found = [Candidate(file.stem, {}, source)]
+        if configs is not None:
+            configured = [(config, with_constants(source, known, config, file)) for config in configs]
+            found = different(configured, file.stem)
+        return [replace(one, is_probe=is_probe(known, one.config)) for one in found]
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
 
@@ -86,11 +87,16 @@ def different(configured: list[tuple[Constants, str]], stem: str) -> list[Candid
     return [Candidate(name_of(stem, config), config, source) for source, config in configs.items()]
 
 
+def builds_cuda(source: str) -> bool:
+    """Does the text name torch's builder of CUDA C++?"""
+    return "cpp_extension" in source
+
+
 def compiles_torch(source: str) -> bool:
     """Does the text build CUDA C++ with torch's headers? That takes a minute of a processor or more. Files that it
     builds and does not hold itself count as such, since `load` binds them by these headers as a rule."""
     inline = "load_inline(" in source and "no_implicit_headers" not in source
-    of_files = "cpp_extension" in source and LOADS_FILES.search(source) and "#include" not in source
+    of_files = builds_cuda(source) and LOADS_FILES.search(source) and "#include" not in source
     return bool(TORCH_HEADER.search(source) or inline or of_files)
 
 

@@ -88,11 +88,6 @@ class Entrant:
     metrics: KeyMetrics | None = None
     compiled: Compiled | None = None
 
-    @property
-    def builds_cuda(self) -> bool:
-        """Does the file name torch's builder of CUDA C++?"""
-        return "cpp_extension" in self.file.read_text(encoding="utf-8")
-
     def fail(self, fault: Fault) -> None:
         whole = fault.status == Status.COMPILE_ERROR  # the worker has left out all but the compiler's errors
         self.status, self.error = fault.status, fault.message if whole else first_lines(fault.message)

@@ -69,15 +69,9 @@ def of_compiled(compiled: Compiled) -> Resources:
         return Resources()
     main = max(compiled.chosen, key=lambda kernel: kernel.registers or 0)
     spills = [kernel.spill_bytes for kernel in compiled.chosen if kernel.spill_bytes is not None]
-    serialized = next((why for kernel in compiled.chosen if (why := kernel.remarks.get("wgmma_serialized"))), None)
-    return Resources(
-        main.name,
-        main.registers,
-        max(spills, default=None),
-        main.shared_bytes,
-        main.occupancy_pct,
-        serialized and serialized.rpartition(": ")[2],
-    )
+    serialized = next(filter(None, (kernel.wgmma_serialized for kernel in compiled.chosen)), None)
+    most = max(spills, default=None)
+    return Resources(main.name, main.registers, most, main.shared_bytes, main.occupancy_pct, serialized)
 
 
 def spill_bytes(call: CompiledCall) -> int | None:

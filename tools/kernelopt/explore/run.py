@@ -30,7 +30,7 @@ from ..profilers import ncu
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import halving, resources
-from .candidates import Candidate
+from .candidates import Candidate, builds_cuda
 from .entrants import Entrant, Judge, KeyMetrics, Starter
 from .race import Race, median_of
 
@@ -74,10 +74,9 @@ class Plan:
     compile_for: Target | None = None
 
     @property
-    def without_values(self) -> dict:
-        """The case of the worker's `compile_only` whose inputs have shapes alone."""
-        reference = str(self.subject.reference.resolve())
-        return {"reference": reference, "workload": self.workload, "dtype": self.subject.dtype}
+    def is_cuda(self) -> bool:
+        """Do all candidates that can be loaded build CUDA C++?"""
+        return all(builds_cuda(one.source) for one in self.candidates if not (one.error or one.is_probe))
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     loadable = [entrant for entrant in entrants if entrant.error is None]
-    if plan.compile_for and not sandbox.gpu and all(one.builds_cuda for one in loadable if not one.is_opponent):
+    if plan.compile_for and not sandbox.gpu and plan.is_cuda:
         return compiled_alone(plan, sandbox, compilable(entrants), began, say)
     starter = None
     try:
@@ -160,7 +159,8 @@ def compiled_alone(
     sandbox.stop.interrupts = False
     loadable = [entrant for entrant in candidates if entrant.error is None]
     with contextlib.suppress(Stopped), spent.noted("compile"):
-        compile_all(loadable, sandbox, plan.without_values, plan, began + plan.budget_s, say)
+        case = compiler.case_without_values(plan.subject, plan.workload)
+        compile_all(loadable, sandbox, case, plan, began + plan.budget_s, say)
     compiler.raise_faults_of_task([entrant.compiled for entrant in loadable if entrant.compiled])
     if sandbox.stop.after_s is not None:
         tell_stopped(loadable, plan, sandbox)
@@ -186,7 +186,7 @@ def check_and_compile(
 
 
 def compilable(entrants: list[Entrant]) -> list[Entrant]:
-    """What candidates' files state; opponents of others' are as they are."""
+    """Candidates and probes, without the other opponents."""
     return [entrant for entrant in entrants if entrant.is_probe or not entrant.is_opponent]
 
 
@@ -233,8 +233,9 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
         file = folder / f"candidate_{number}.py"
         file.write_text(candidate.source, encoding="utf-8")
         status = Status.IMPORT_ERROR if candidate.error else Status.INTERNAL
-        probe = {"is_opponent": candidate.is_probe, "is_probe": candidate.is_probe}
-        entrants.append(Entrant(candidate.name, file, candidate.config, **probe, status=status, error=candidate.error))
+        entrant = Entrant(candidate.name, file, candidate.config, status=status, error=candidate.error)
+        entrant.is_opponent = entrant.is_probe = candidate.is_probe
+        entrants.append(entrant)
     return entrants
 
 
