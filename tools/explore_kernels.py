@@ -212,10 +212,11 @@ def arguments():
     parser.add_argument("--dtype", type=cli.filled, help="with --reference: cast floating inputs to it")
     parser.add_argument(
         "--against",
-        action="append",
+        action="extend",
+        nargs="+",
         type=cli.filled,
         metavar="OPPONENT",
-        help="timed too: best (default), eager, torch.compile or a file; again for more; ratios are to the first",
+        help="timed too: best (default), eager, torch.compile, files; ratios are to the first",
     )
     cli.add_workload(parser)
     parser.add_argument(
@@ -248,7 +249,7 @@ def arguments():
     cli.add_json(parser)
     args = parser.parse_args()
     if not args.kernels and not args.keep:
-        parser.error("pass files or a folder of candidates, or --keep NAME")
+        parser.error("pass files or a folder of candidates, before --against, or --keep NAME")
     option = "--gate" if args.gate else "--keep-leader" if args.keep_leader else None
     if option and args.workspace is None:
         parser.error(f"{option} writes kernel.py of a workspace: pass --workspace W")
