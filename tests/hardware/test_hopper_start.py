@@ -1,6 +1,7 @@
 """gpu-wiki/docs/frameworks/hopper-start.md: its figures follow from shapes, or come out of ptxas again."""
 
 import re
+import runpy
 import subprocess
 
 import pytest
@@ -22,6 +23,14 @@ template <int THREADS> __global__ void __launch_bounds__(THREADS, 1) k(float* x,
   for (int i = 0; i < 180; i++) x[threadIdx.x + i * THREADS] = a[i];
 }
 """
+
+
+def test_an_installed_bundle_has_the_kernels_to_start_from():
+    needed = runpy.run_path(str(BUNDLE / "scripts/install.py"))["NEEDED"]
+    named = re.findall(r"^\| [^|]+ \| `([^`]+\.py)` \|", PAGE.split("## Threads")[0], re.MULTILINE)
+    assert len(named) == 9
+    for path in named:
+        assert path.split("/")[0] in needed and (BUNDLE / path).is_file(), path
 
 
 def test_the_table_of_tiles_follows_from_their_shapes():
