@@ -26,6 +26,7 @@ import torch
 from . import keyword_sizes, named_devices, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
+from .repeated_draws import RepeatedDraws
 
 PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
 UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
@@ -310,7 +311,9 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
     """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
     seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
-    model = model_class(*[tensor_trees.place(value, device) for value in case.init]).to(device)
+    with RepeatedDraws():
+        model = model_class(*[tensor_trees.place(value, device) for value in case.init])
+    model = model.to(device)
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
     if dtype is None:

@@ -1,0 +1,52 @@
+"""Large random tensors, drawn quickly: a verdict builds a model many times, and each time its parameters are then loaded
+from the case.
+
+Imported by worker processes only.
+"""
+
+import math
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DRAWN = 1_000_003  # numbers; a prime, so that no two rows of a matrix are equal
+LARGE = 4 * DRAWN
+IN_PLACE = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}  # what torch.nn.init calls
+FACTORIES = {torch.ops.aten.randn.default, torch.ops.aten.rand.default}
+
+
+class RepeatedDraws(TorchDispatchMode):
+    """Inside, a contiguous tensor of more than LARGE random numbers on the CPU gets DRAWN of them, again and again.
+
+    The CPU draws one number after the other: two bf16 matrices of 45 million took 3 s on the host of an H100, and a
+    verdict on two cases builds the reference 17 times.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in guards.GuardedAllocation: torch would import all of torch._dynamo
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        if function in IN_PLACE and is_large(arguments[0]):
+            return draw(arguments[0], lambda numbers: function(numbers, *arguments[1:], **keywords))
+        if function in FACTORIES and math.prod(arguments[0]) > LARGE:
+            made = torch.empty(arguments[0], **keywords)
+            if is_large(made):
+                return draw(made, lambda numbers: numbers.copy_(function([DRAWN], **keywords)))
+        return function(*arguments, **keywords)
+
+
+def is_large(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.numel() > LARGE and tensor.is_contiguous()
+
+
+def draw(tensor: torch.Tensor, fill) -> torch.Tensor:
+    """The tensor, with DRAWN numbers that `fill` writes, and then with copies of them."""
+    numbers, done = tensor.view(-1), DRAWN
+    fill(numbers[:done])
+    while done < len(numbers):
+        copied = min(done, len(numbers) - done)
+        numbers[done : done + copied] = numbers[:copied]
+        done += copied
+    return tensor
