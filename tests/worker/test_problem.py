@@ -45,6 +45,30 @@ def test_the_candidate_gets_the_parameters_of_the_reference(tmp_path):
     assert torch.allclose(problem.call(kernel, case.inputs), expected)
 
 
+@pytest.mark.parametrize(
+    ("kept", "place"),
+    [
+        ("self.sizes, self.name = (3, [4.5, None]), torch.float32", "meta"),
+        ('self.register_buffer("table", torch.ones(2))', "meta"),
+        ('self.register_buffer("table", torch.arange(2) ** 0.5, persistent=False)', "cpu"),
+        ("self.table = torch.arange(2) ** 0.5", "cpu"),
+        ("self.tables = {'cos': [torch.ones(2)]}", "cpu"),
+        ("noise = torch.rand(2); self.scaled = lambda x: x * noise", "cpu"),
+        ("self.inner = nn.RNN(2, 2)", "cpu"),
+        ("self.inner = nn.Sequential(nn.Conv2d(2, 2, 1), nn.GELU(), nn.LayerNorm(2))", "meta"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*meta parameter in the current model")
+def test_a_model_is_built_on_the_device_where_that_changes_no_number(tmp_path, kept, place):
+    """Its parameters are loaded; the device may compute other tensors differently, and draws others."""
+    text = REFERENCE.replace(
+        "super().__init__()", f"super().__init__(); self.place = torch.empty(0).device.type; {kept}"
+    )
+    assert text != REFERENCE
+    oracle = reference(tmp_path, text)
+    assert oracle.model(oracle.case("default", 0, None, "cpu"), "meta").place == place
+
+
 def test_parameters_have_the_sizes_that_a_workload_gives_to_the_inputs(tmp_path):
     oracle = reference(
         tmp_path,

@@ -29,6 +29,8 @@ from .declarations import Declarations, DeclaredJson
 from .repeated_draws import RepeatedDraws
 
 PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
+STATE = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of a module's attributes
+PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
 UNSUPPORTED = {torch.uint16, torch.uint32, torch.uint64}  # torch has no maximum, comparison or sort of these
 
 
@@ -215,8 +217,14 @@ class Reference:
         return [tensors[number] for number in self.declarations.mutated_tensors(inputs)]
 
     def model(self, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
-        """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters."""
+        """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters. It is built on
+        `device`, which is quick, where it keeps nothing that the device may compute differently."""
         with self.on(device):
+            if device != "cpu":
+                with torch.device(device):
+                    model = bind(self.model_class, case, device, dtype)
+                if holds_state_alone(model):
+                    return model
             return bind(self.model_class, case, device, dtype)
 
     def call(self, model: torch.nn.Module, inputs: list, device: str):
@@ -326,6 +334,15 @@ def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None)
             "so that they can be loaded from Model's state"
         )
     return model
+
+
+def holds_state_alone(model: torch.nn.Module) -> bool:
+    """Does a model keep no other tensors than those of its state_dict, and nothing that may hold one?"""
+    for module in model.modules():
+        others = [value for name, value in vars(module).items() if name not in STATE]
+        if module._non_persistent_buffers_set or not all(isinstance(one, PLAIN) for one in tensor_trees.leaves(others)):
+            return False
+    return True
 
 
 def cast_module(model: torch.nn.Module, dtype: torch.dtype) -> None:

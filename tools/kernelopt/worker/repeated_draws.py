@@ -1,5 +1,5 @@
-"""Large random tensors, drawn quickly: a verdict builds a model many times, and each time its parameters are then loaded
-from the case.
+"""Large random tensors, drawn quickly: a verdict builds a model many times, and its parameters are then loaded from the
+case.
 
 Imported by worker processes only.
 """
