@@ -215,7 +215,7 @@ def arguments():
         action="extend",
         nargs="+",
         type=cli.filled,
-        metavar="OPPONENT",
+        metavar="X",
         help="timed too: best (default), eager, torch.compile, files; ratios are to the first",
     )
     cli.add_workload(parser)
