@@ -305,7 +305,7 @@ TRIALS = {
 }
 
 
-@pytest.mark.parametrize("name", ["int8_linear", "linear_cross_entropy"])
+@pytest.mark.parametrize("name", ["int8_linear", "linear_cross_entropy", "swiglu_lora"])
 def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
     printed = (EVALS / "trials" / name / "compared.txt").read_text()
     (ratio,) = re.findall(r"^with  .*?(\d\.\d+x) +(\d\.\d+)-(\d\.\d+)", printed, re.MULTILINE)
@@ -322,6 +322,8 @@ def test_the_paired_ratio_of_a_trial_is_what_the_comparison_printed(name):
 SMALL = {
     "mla_prefill": ("16, 4096, 8192", "2, 6, 11"),
     "newton_schulz": ("4096, 8192", "8, 12"),
+    "swiglu_lora": ("4096, 4096, 11008, 16", "3, 16, 24, 2"),
+    "window_attention": ("8192, 64, 8, 64\nWINDOW = 1024", "9, 4, 2, 16\nWINDOW = 3"),
 }
 
 
@@ -333,7 +335,7 @@ def test_the_problems_without_named_sizes_compute_what_they_say(tmp_path):
     import sys
     import torch
     sys.path.insert(0, {str(tmp_path)!r})
-    import mla_prefill, newton_schulz
+    import mla_prefill, newton_schulz, swiglu_lora, window_attention
     (x,) = (one.double() for one in newton_schulz.get_inputs())
     gram = x @ x.T
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -344,6 +346,17 @@ def test_the_problems_without_named_sizes_compute_what_they_say(tmp_path):
     out = mla_prefill.Model()(q, k, v)
     assert torch.allclose(out[-1], torch.einsum("hk,khd->hd", last, v))
     assert torch.allclose(out[0], torch.einsum("hk,khd->hd", first, v[:6]))
+    model = swiglu_lora.Model(*swiglu_lora.get_init_inputs()).double()
+    (x,) = (one.double() for one in swiglu_lora.get_inputs())
+    gate = x @ (model.gate + 2 * model.gate_b @ model.gate_a).T
+    up = x @ (model.up + 2 * model.up_b @ model.up_a).T
+    assert torch.allclose(model(x), gate * gate.sigmoid() * up)
+    model = window_attention.Model(*window_attention.get_init_inputs()).double()
+    q, k, v = (one.double() for one in window_attention.get_inputs())
+    for head in range(4):  # two query heads a key head; token 7 sees 5, 6 and 7
+        raw = torch.cat([k[5:8, head // 2] @ q[7, head] * 16**-0.5, model.sinks[head : head + 1]])
+        expected = raw.float().softmax(0).double()[:-1] @ v[5:8, head // 2]
+        assert torch.allclose(model(q, k, v)[7, head], expected)
     """)
     assert done.returncode == 0, done.stdout
 
