@@ -369,6 +369,52 @@ def racing(folder, times_us: dict[str, float]) -> list[entrants.Entrant]:
     return [entrants.Entrant(name, folder / "k.py", process=Timed(time_us)) for name, time_us in times_us.items()]
 
 
+class Counted(Timed):
+    """A stand-in that counts its calls. first_us: of those in its first turn, on a card that is not at its clock."""
+
+    def __init__(self, time_us: float, first_us: float | None = None):
+        super().__init__(time_us)
+        self.first_us, self.calls = first_us or time_us, 0
+
+    def ask(self, timeout_s: float, **order) -> dict:
+        self.calls += order.get("calls", 0)
+        answer = super().ask(timeout_s, **order)
+        return {"us": [self.first_us] * len(answer["us"])} if self.turns == 1 and "us" in answer else answer
+
+
+def test_what_is_hopeless_has_two_turns_and_what_all_ratios_refer_to_all_of_them(folder):
+    """A probe of 94 ms a call took 1.4 s of the rounds, beside candidates of 0.3 ms."""
+    times_us = {"fast": 100.0, "slow": 290.0, "probe": 94_000.0, "eager": 1000.0}
+    entered = racing(folder, times_us)
+    for entrant in entered:
+        entrant.process = Counted(entrant.process.time_us)
+    entered.append(entrants.Entrant("cold", folder / "k.py", process=Counted(100.1, first_us=900.0)))
+    entered[2].is_opponent = entered[3].is_opponent = True
+    race = Race(entered, time.monotonic() + 60, against="eager")
+    race.run(last=True, say=lambda text: None)
+    calls = {one.name: one.process.calls for one in entered}
+    assert calls["probe"] == 3 + 1 and len(entered[2].rounds_us) == 2 and entered[2].dropped
+    assert calls["eager"] == 3 * halving.FIRST_ROUNDS
+    assert calls["slow"] >= 3 * halving.FIRST_ROUNDS and entered[1].dropped  # slower, and not hopelessly
+    assert [one.name for one in race.running()] == ["fast", "cold"]
+
+
+def test_hopeless_is_whose_quickest_call_took_three_times_as_long_as_the_leaders_slowest():
+    calls_us = {"first": [100.0, 101.0, 130.0], "slow": [380.0, 900.0, 900.0], "hopeless": [391.0, 400.0, 400.0]}
+    assert halving.hopeless(calls_us, "first") == ["hopeless"]
+
+
+def test_a_speed_up_of_few_rounds_is_as_wide_as_the_calls_are(folder):
+    """Two rounds say nothing of a median's scatter."""
+    (folder / "k.py").write_text(source())
+    opponent = entrants.Entrant("eager", folder / "k.py", rounds_us=[100.0] * 9, calls_us=[98.0, *[100.0] * 40, 105.0])
+    few = entrants.Entrant("few", folder / "k.py", rounds_us=[50.0, 50.0], calls_us=[49.0, 50.0, 50.0, 52.0])
+    many = entrants.Entrant("many", folder / "k.py", rounds_us=[50.0] * 9, calls_us=[49.0, *[50.0] * 40, 52.0])
+    rows = {row.name: row.against_best for row in store.rows([few, many, opponent], "eager")}
+    assert (rows["few"].point, rows["few"].low, rows["few"].high) == pytest.approx((2.0, 98 / 52, 105 / 49))
+    assert (rows["many"].point, rows["many"].low, rows["many"].high) == pytest.approx((2.0, 2.0, 2.0))
+
+
 def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     first = racing(folder, {"fast": 100.0, "slow": 150.0, "near": 100.4, "slower": 300.0})
     first[1].is_opponent = True

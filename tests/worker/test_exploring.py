@@ -2,6 +2,7 @@
 
 import time
 
+import pytest
 from kernelopt.worker import exploring, rates
 
 
@@ -33,3 +34,38 @@ def test_a_sustained_time_is_that_of_a_warm_card_without_the_restoring(monkeypat
     assert [(names, seconds) for names, seconds, _ in rounds[:2]] == 2 * [(["restore", "call"], 0.25)]
     assert round(taken.us, 6) == 28.0
     assert began < rounds[0][2] <= taken.window[0] <= rounds[1][2] <= taken.window[1]
+
+
+class Launches:
+    """A stand-in for a GatedTimer: what the launches take, in turn, and what a call then takes on the GPU."""
+
+    def __init__(self, launch_us: list[float], gpu_s: float):
+        self.launch_us, self.gpu_s, self.enqueue_us, self.prepared = launch_us, gpu_s, 0.0, 0
+
+    def prepare(self, call) -> float:
+        call()
+        taken = self.launch_us[self.prepared]
+        self.prepared += 1
+        time.sleep(taken / 1e6 + self.gpu_s)
+        self.enqueue_us = max(self.enqueue_us, taken)
+        return taken
+
+    def __call__(self, call) -> tuple[float, object]:
+        return 5.0, call()
+
+
+@pytest.mark.parametrize(
+    ("launch_us", "gpu_s", "prepared", "covered_us"),
+    [
+        ([60_000.0, 40.0, 30.0], 0.0, 3, 30.0),  # the first one captures a graph, say: each call was held 120 ms for it
+        ([40.0], 0.05, 1, 40.0),  # a slow kernel
+    ],
+)
+def test_a_timed_call_is_held_as_long_as_a_usual_launch_takes(monkeypatch, launch_us, gpu_s, prepared, covered_us):
+    timer, calls = Launches(launch_us, gpu_s), []
+    monkeypatch.setattr(exploring, "GatedTimer", lambda: timer)
+    standing = Standing(calls)
+    standing.timer = None
+    assert standing.time(2).us == standing.time(2).us == [5.0, 5.0]
+    assert (timer.prepared, timer.enqueue_us) == (prepared, covered_us)
+    assert calls == ["restore", "call"] * (prepared + 4)

@@ -13,6 +13,8 @@ from ..measure import pairing
 RESAMPLES = 400  # fewer than a comparison's: each candidate has an interval after each round
 FIRST_ROUNDS = 5  # before any candidate is dropped
 MOST_ROUNDS = 40
+# A candidate of which each call took this many times as long as any of the leader needs no FIRST_ROUNDS.
+HOPELESS = 3.0
 # A candidate is dropped when it is slower for certain by more than this.
 SLOWER = 0.01
 # The race is over when each ratio to the leader is known to this.
@@ -44,6 +46,24 @@ def ratio(times_us: list[float | None], others_us: list[float | None]) -> Ratio 
         return None
     low, high = pairing.median_interval(logs, RESAMPLES)
     return Ratio(math.exp(float(numpy.median(logs))), math.exp(low), math.exp(high))
+
+
+def widest(calls_us: list[float], others_us: list[float]) -> Ratio:
+    """The speed-up of one candidate over another, and all that any two of their calls give: of too few rounds for an
+    interval."""
+    point = statistics.median(others_us) / statistics.median(calls_us)
+    return Ratio(point, min(others_us) / max(calls_us), max(others_us) / min(calls_us))
+
+
+def shared(times_us: list[float | None], others_us: list[float | None]) -> int:
+    """The number of rounds in which both ran."""
+    return sum(None not in pair for pair in zip(times_us, others_us, strict=False))
+
+
+def hopeless(calls_us: dict[str, list[float]], first: str) -> list[str]:
+    """The candidates each of whose calls took HOPELESS times as long as the longest of `first`."""
+    limit = HOPELESS * max(calls_us[first])
+    return [name for name, times in calls_us.items() if min(times) > limit]
 
 
 def places(rounds: dict[str, list[float | None]]) -> dict[str, float]:

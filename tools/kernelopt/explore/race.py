@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from . import halving
 from .entrants import Entrant
@@ -15,10 +15,11 @@ MOVE_S = 60.0
 
 
 class Race:
-    """until: the end of all rounds, on the monotonic clock. rounds: how many were run."""
+    """until: the end of all rounds, on the monotonic clock. against: the entrant that all ratios refer to, and that no
+    few calls drop. rounds: how many were run."""
 
-    def __init__(self, entrants: list[Entrant], until: float):
-        self.entrants, self.until, self.rounds = entrants, until, 0
+    def __init__(self, entrants: list[Entrant], until: float, against: str | None = None):
+        self.entrants, self.until, self.against, self.rounds = entrants, until, against, 0
 
     def running(self) -> list[Entrant]:
         return [entrant for entrant in self.entrants if entrant.process and not entrant.dropped]
@@ -30,7 +31,9 @@ class Race:
         for number in range(halving.MOST_ROUNDS if last else halving.FIRST_ROUNDS):
             if not self.running() or (number and time.monotonic() > self.until):
                 break
-            self.one_round(self.running())
+            suspects = self.hopeless()
+            self.one_round(self.running(), suspects)
+            self.drop_hopeless(suspects)
             if number + 1 >= halving.FIRST_ROUNDS:
                 self.drop()
                 if self.is_settled():
@@ -62,17 +65,30 @@ class Race:
             entrant.dropped = True
             entrant.end()
 
-    def one_round(self, running: list[Entrant]) -> None:
-        """A turn for each, in changing order."""
+    def one_round(self, running: list[Entrant], suspects: Collection[str] = ()) -> None:
+        """A turn for each, in changing order; of a single call for suspects."""
         shift = self.rounds % len(running)
         for entrant in [*running[shift:], *running[:shift]]:
             expected = entrant.rounds_us[-1] if entrant.calls_us else None
-            taken = entrant.time(turn_limit_s(expected), calls_in_a_turn(expected))
+            calls = 1 if entrant.name in suspects else calls_in_a_turn(expected)
+            taken = entrant.time(turn_limit_s(expected), calls)
             entrant.rounds_us += [None] * (self.rounds - len(entrant.rounds_us))
             if taken:
                 entrant.calls_us += taken
                 entrant.rounds_us.append(math.exp(statistics.fmean(map(math.log, taken))))
         self.rounds += 1
+
+    def hopeless(self) -> set[str]:
+        """Who is slower than the leading candidate by far in all its turns so far."""
+        first = self.leader()
+        calls_us = {entrant.name: entrant.calls_us for entrant in self.running() if entrant.calls_us}
+        return set(halving.hopeless(calls_us, first)) - {self.against} if first else set()
+
+    def drop_hopeless(self, suspects: Collection[str]) -> None:
+        """Drop the suspects whose latest turn agrees: at a first one the card may not have been at its clock."""
+        slower = self.hopeless() & set(suspects)
+        for entrant in self.running():
+            entrant.dropped = entrant.name in slower
 
     def drop(self) -> None:
         """Drop what is slower than the leading candidate for certain. An opponent is never the leader: the candidates

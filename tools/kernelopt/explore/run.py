@@ -145,7 +145,7 @@ def check_and_time(
     compiled_by, timed_by = (began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
     with gpu_watch.Watch() as watch:
         waiting = waves(entrants, live_at_once(starter.inputs))
-        run_waves(starter, waiting, Race(entrants, timed_by), compiled_by, say)
+        run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say)
         with starter.spent.noted("sustained times and resources"):
             finish(entrants, sandbox, watch, plan)
 

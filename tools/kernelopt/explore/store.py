@@ -52,7 +52,7 @@ class Row:
     def of(cls, entrant: Entrant, opponent: Entrant | None) -> "Row":
         ratio = None
         if opponent and opponent is not entrant and entrant.calls_us and opponent.calls_us:
-            ratio = halving.ratio(entrant.rounds_us, opponent.rounds_us)
+            ratio = speed_up(entrant, opponent)
         return cls(
             name=entrant.name,
             config=entrant.config,
@@ -76,6 +76,13 @@ class Row:
         own |= {name: own[name] and own[name].to_json() for name in ("against_best", "metrics")}
         own["compiled"] = self.compiled and findings.to_json(self.compiled)
         return {**own, "latency_us": self.latency and self.latency.to_json(), **self.resources.to_json()}
+
+
+def speed_up(entrant: Entrant, opponent: Entrant) -> halving.Ratio:
+    """Over an opponent, both timed."""
+    if halving.shared(entrant.rounds_us, opponent.rounds_us) < halving.FIRST_ROUNDS:
+        return halving.widest(entrant.calls_us, opponent.calls_us)
+    return halving.ratio(entrant.rounds_us, opponent.rounds_us)
 
 
 def result_of(plan: Plan, explored: Explored, device: str, wall_s: float) -> dict:
