@@ -124,19 +124,11 @@ def kept_and_judged(
         if verdict:
             cli.say("\n".join(verdict.lines()))
         cli.say(store.keep(workspace, f"{exploration}#{name}"))
-        verdict = judged(workspace, version, sandbox) if version else None
+        if version:
+            verdict = rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
         if verdict and verdict.decision.accepted:
             break
     return verdict
-
-
-def judged(workspace: Workspace, version: str, sandbox: Sandbox) -> rounds.RoundResult:
-    """The gate's result for kernel.py, in the exploration's own sandbox."""
-    try:
-        with sandbox.stop.interrupting():
-            return rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
-    except Stopped as stopped:
-        raise Stopped(f"{stopped}, before the verdict on kernel.py: {version} is not judged") from None
 
 
 def exit_code(result: dict) -> int:

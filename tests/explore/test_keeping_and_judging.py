@@ -6,6 +6,7 @@ of a recorded gate.
 
 import contextlib
 import json
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,21 @@ def test_a_rejected_leader_is_exit_1_and_json_has_both(ready, tmp_path, explored
     result = json.loads(done.stdout)
     assert done.returncode == 1 and result["rows"][0]["name"] == "k" and not result["gate"]["accepted"]
     assert ready.kernel.read_text() == before
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_signal_during_the_gate_leaves_the_table_and_no_verdict(
+    ready, tmp_path, explored_on_a_gpu, monkeypatch, as_json
+):
+    explored_on_a_gpu([5.0] * 9)
+    ready.plan("v1").write_text(PLAN)
+    monkeypatch.setattr(rounds, "measure_in", lambda opened, *_: opened.stop.signalled(signal.SIGTERM, None))
+    call = ("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
+    done = call_tool(*call, *["--json"] * as_json)
+    assert done.returncode == 4 and ('"k"' if as_json else "k    ") in done.stdout
+    assert "explore_kernels.py: stopped after " in done.stderr
+    assert done.stderr.endswith(" s: v1 is not judged, and nothing is recorded\n")
+    assert not (ready.memory / "v1.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,18 @@ measures it.
 
 import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 
 import conftest
 import pytest
-from conftest import PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
-from kernelopt.errors import UsageError
+from conftest import BUNDLE, PLAN, call_tool, kernel_text, run_tool, tool_json, with_changes
+from kernelopt.device.stop_signal import Stop
+from kernelopt.errors import Stopped, UsageError
 from kernelopt.gate import history, readiness, rounds
 from kernelopt.gate.measurement import Measurement
 from kernelopt.gate.readiness import RoundStart
@@ -391,6 +396,74 @@ def test_a_candidate_that_fails_or_is_wrong_only_when_timed_is_rejected(
     measurement = rounds.measure(RoundStart.of(ready), 60, lambda _: None)
     assert measurement.verdict.status == status and message in measurement.verdict.summary
     assert not settled(ready, "v1", plan, measurement).decision.accepted
+
+
+# --- ended from outside ----------------------------------------------------------------------------------------
+
+
+def test_a_stop_while_it_times_is_no_fault_of_the_kernel(ready, cpu_in_place_of_the_gpu, monkeypatch):
+    propose(ready, "v1")
+    stop = Stop()
+
+    def stopped(*_, **__):
+        stop.signalled(signal.SIGTERM, None)
+
+    monkeypatch.setattr(timing, "measure", stopped)
+    with pytest.raises(Stopped) as error:
+        rounds.judge(ready, "v1", 60, lambda _: None, stop=stop)
+    assert str(error.value).endswith(" s, while timing: v1 is not judged, and nothing is recorded")
+    assert ready.kernel.read_text() == kernel_text(FASTER) and not record_store.RecordStore(ready).path("v1").exists()
+
+
+def test_a_verdict_that_is_reached_is_recorded_although_a_signal_comes(ready, monkeypatch):
+    propose(ready, "v1")
+    stop, settle = Stop(), rounds.settle
+
+    def settled_at_a_signal(*given):
+        stop.signalled(signal.SIGTERM, None)
+        return settle(*given)
+
+    monkeypatch.setattr(rounds, "measure", lambda *_: recorded("v1", ready))
+    monkeypatch.setattr(rounds, "settle", settled_at_a_signal)
+    assert rounds.judge(ready, "v1", 60, lambda _: None, stop=stop).decision.accepted
+    assert record_store.RecordStore(ready).best().version == "v1"
+
+
+ON_THE_CPU = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+from kernelopt.gate import rounds
+from kernelopt.session import platforms
+rounds.Sandbox, opened = (lambda _, cache, *more: opened("cpu-interpreter", cache, *more)), rounds.Sandbox
+platforms.check_platform = lambda *_: None
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+HANGS = "import pathlib, time; pathlib.Path('reached').touch(); time.sleep(600)"  # in the folder of its process
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_gate_that_a_signal_ends_says_how_far_it_came_and_leaves_all_as_it_was(ready, number, interruptible):
+    """It said nothing. `timeout` sends its signal to the process and to its group."""
+    propose_without_check(ready, "v1", f"{HANGS}; return x")
+    kernel, head = ready.kernel.read_text(), ready.git("rev-parse", "HEAD")
+    command = [sys.executable, "-c", ON_THE_CPU, BUNDLE / "tools/run_gate.py", "--workspace", ready.root]
+    command += ["--version", "v1", "--sandbox", "none", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(list(map(str, command)), env={**os.environ, "TMPDIR": str(ready.cache)}, **pipes) as gate:
+        while not list(ready.cache.glob("kernelopt-*/open/*/reached")) and gate.poll() is None:
+            time.sleep(0.02)
+        began = time.monotonic()
+        gate.send_signal(number)
+        gate.send_signal(number)
+        out, err = gate.communicate()
+    assert (gate.returncode, out) == (4, "") and time.monotonic() - began < 10, err
+    said = err.splitlines()[-1]
+    assert said.startswith("run_gate.py: stopped after ") and "while verifying (0 of " in said, err
+    assert said.endswith("): v1 is not judged, and nothing is recorded")
+    assert (ready.kernel.read_text(), ready.git("rev-parse", "HEAD")) == (kernel, head)
+    assert not record_store.RecordStore(ready).path("v1").exists() and not list(ready.cache.glob("kernelopt-*"))
 
 
 def test_another_gpu_than_the_platform_is_refused(session):

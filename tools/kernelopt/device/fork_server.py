@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,14 +76,18 @@ class Server:
         kill_group(self._process)
         self._log.close()
 
-    def fork(self, request: str, seal: str, timeout_s: float) -> tuple[Exit, Report, str]:
-        """(how a fresh child ended, the report of its job, the end of its log). Of several threads, one at a time."""
+    def fork(
+        self, request: str, seal: str, timeout_s: float, started: Callable[[Report], None] = lambda _: None
+    ) -> tuple[Exit, Report, str]:
+        """(how a fresh child ended, the report of its job, the end of its log). Of several threads, one at a time.
+        started: gets the report, which grows, when the child is asked for."""
         with self._turn:
             start = time.monotonic()
             paper = os.memfd_create("request")
             os.write(paper, request.encode())
             os.lseek(paper, 0, os.SEEK_SET)
             report, log = send_job(self._socket, paper, seal, {"timeout_s": timeout_s})
+            started(report.reader)
             ended = self._answer(timeout_s) or Exit(-signal.SIGKILL, False, time.monotonic() - start)
         report.finish()
         log.finish()
@@ -129,7 +134,8 @@ class Child:
         orders, self.orders = os.pipe()
         message = {"timeout_s": timeout_s, "environment": environment or {}, "ahead": ahead}
         self._report, self._log = send_job(self._control, theirs.detach(), self.seal, message, orders)
-        self.answers = self._report.reader.answers
+        self.report = self._report.reader
+        self.answers = self.report.answers
 
     def until_ready(self) -> None:
         """Wait until a child that was forked ahead is ready, or has ended."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import re
@@ -60,7 +61,8 @@ class Sandbox:
     cache: a folder that outlives the sandbox (a workspace's .cache), or None. kind: "bwrap" puts the children behind
     bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes
     the first of the two that works; see `isolation`. Children write in `open` and in the caches. `scratch` holds files
-    that they must not change. stop: ends the processes of standing.py.
+    that they must not change. stop: ends the processes of standing.py. reports: by job, those of its latest processes,
+    which grow while they run.
     """
 
     def __init__(self, device: str, cache: Path | None = None, kind: str = "auto", stop: Stop | None = None):
@@ -78,6 +80,7 @@ class Sandbox:
         self._server: Server | None = None
         self._waiting: list[tuple[str, Child]] = []
         self.spent = Spent()
+        self.reports: dict[str, list[Report]] = {}
 
     def new_folder(self, name: str) -> str:
         """A fresh folder that children may write in."""
@@ -126,8 +129,16 @@ class Sandbox:
             ready = self.waiting_child(job)
             seal = ready.seal if ready else secrets.token_hex(16)
             request = self.request(seal, folder, job, arguments, hidden)
-            ended = ready.run(request, timeout_s) if ready else self.server().fork(request, seal, timeout_s)
+            if ready:
+                self.note_reports(job, ready.report)
+                ended = ready.run(request, timeout_s)
+            else:
+                ended = self.server().fork(request, seal, timeout_s, functools.partial(self.note_reports, job))
         return self.usable(outcome(*ended))
+
+    def note_reports(self, job: str, *reports: Report) -> None:
+        """The latest processes of a job, which run at the same time, report here."""
+        self.reports[job] = list(reports)
 
     def get_ready(self, *jobs: str) -> None:
         """Fork a child ahead for each of these jobs, those first that are needed most. It starts CUDA and waits for its

@@ -11,10 +11,12 @@ import os
 import queue
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from .fork_server import Child, Server
+from .pipes import Report
 from .sandbox import Outcome, Sandbox, outcome
 
 LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
@@ -31,15 +33,17 @@ class Job:
 
 
 def side_by_side(sandbox: Sandbox, jobs: list[Job]) -> list[Outcome]:
-    """How the jobs ended, which run at the same time, each in a process. A single job runs as by Sandbox.run."""
+    """How the jobs of one name ended, which run at the same time, each in a process. A single job runs as by
+    Sandbox.run."""
     if len(jobs) == 1:
         return [sandbox.run(jobs[0].name, jobs[0].arguments, jobs[0].timeout_s, jobs[0].hidden)]
     running = [Standing(sandbox, sandbox.server(), job.name, job.arguments, job.timeout_s, job.hidden) for job in jobs]
+    sandbox.note_reports(jobs[0].name, *(process.report for process in running))
     try:
         return [process.wait() for process in running]
     finally:
-        for process in running:
-            process.end()
+        with ThreadPoolExecutor() as pool:  # one that uses the GPU takes its time to end
+            list(pool.map(lambda process: process.end(), running))
 
 
 class Ended(Exception):
@@ -71,6 +75,11 @@ class Standing:
         ready = None if environment else sandbox.waiting_child(job)
         self._child = ready or Child(server, timeout_s, environment)
         self._child.begin(sandbox.request(self._child.seal, self.folder, job, arguments, hidden), timeout_s)
+
+    @property
+    def report(self) -> Report:
+        """What it has reported so far."""
+        return self._child.report
 
     def order(self, **order) -> None:
         """Send an order. Ended when the process was ended: its handle may belong to another file by now."""

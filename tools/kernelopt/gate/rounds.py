@@ -9,8 +9,9 @@ from pathlib import Path
 from ..device import spent
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
+from ..device.stop_signal import Stop
 from ..diagnosis import profile_folder
-from ..errors import TimedOut, UsageError
+from ..errors import Stopped, TimedOut, UsageError
 from ..hardware import roofline
 from ..measure import correctness, pairing, timing, verify
 from ..measure.cases import Case
@@ -97,26 +98,42 @@ def judge(
     say: Callable[[str], None],
     sandbox_kind: str = "auto",
     opened: Sandbox | None = None,
+    stop: Stop | None = None,
 ) -> RoundResult:
     """Run one whole gate and return run_gate.py's result. UsageError when the round cannot be judged at all; see the
-    four steps. opened: a sandbox on a GPU to do it in, in place of a new one."""
+    four steps. opened: a sandbox on a GPU to do it in, in place of a new one, with a stop of its own. Stopped, with
+    nothing recorded, when the stop's signal comes before the verdict."""
+    stop = opened.stop if opened else stop or Stop()
     start = RoundStart.of(workspace)
     plan = readiness.check_ready(start, version)
     history.forget_unrecorded_commit(workspace, start.records)
     diagnosis = profile_folder.evidence_for_round(workspace, start.task, version, start.best)
     if diagnosis is None and version != "v0":
         say("the best version has no profile; the plan rests on no metric (profile_kernel.sh)")
-    measured = measure_in(opened, start, timeout_s, say) if opened else measure(start, timeout_s, say, sandbox_kind)
+    try:
+        with stop.interrupting():
+            if opened:
+                measured = measure_in(opened, start, timeout_s, say)
+            else:
+                measured = measure(start, timeout_s, say, sandbox_kind, stop)
+    except Stopped as stopped:
+        raise Stopped(f"{stopped}: {version} is not judged, and nothing is recorded") from None
     return settle(start, version, plan, measured, diagnosis)
 
 
-def measure(start: RoundStart, timeout_s: float, say: Callable[[str], None], sandbox_kind: str = "auto") -> Measurement:
+def measure(
+    start: RoundStart,
+    timeout_s: float,
+    say: Callable[[str], None],
+    sandbox_kind: str = "auto",
+    stop: Stop | None = None,
+) -> Measurement:
     """Verify the candidate, time every workload, compare each with the best version. Nothing is recorded.
 
     A copy of kernel.py is judged, against the reference.py that the session began with, so that editing either
     file meanwhile changes nothing unnoticed (see `settle`). A candidate that fails while it is timed has failed.
     """
-    with Sandbox("cuda", start.workspace.cache, sandbox_kind) as sandbox:
+    with Sandbox("cuda", start.workspace.cache, sandbox_kind, stop) as sandbox:
         return measure_in(sandbox, start, timeout_s, say)
 
 
@@ -189,6 +206,8 @@ def timed(
                 say(f"{name}: {comparison.verdict}, {comparison.describe()}")
         fault = Oracle.of(sandbox, judged, timeout_s).fault_of_timed(outputs)
         return measurement, fault
+    except Stopped as stopped:  # a TimedOut that is no fault of the kernel
+        raise Stopped(f"{stopped}, while timing") from None
     except (timing.KernelFailed, TimedOut) as error:
         status = getattr(error, "status", Status.TIMEOUT)
         return measurement, Fault(status, f"right when verified, failed when timed: {error}")

@@ -34,6 +34,7 @@ from .correctness import CaseResult
 from .failures import Failure
 from .memcheck import Memcheck
 from .oracle import Oracle
+from .progress import Progress
 from .verdict import (
     NO_KERNEL_NAMED,
     ProcessEnd,
@@ -73,9 +74,10 @@ def verify(
     """The kernel against the reference on every workload, seed and variant.
 
     workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer
-    watches a run, where it is installed. say: gets a line before each step that takes its time. UsageError when a
+    watches a run, where it is installed. say: gets a line before each step that takes its time, and every 20 s. Stopped
+    says how far it came. UsageError when a
     workload is unknown; whatever the candidate does is a status."""
-    with sandbox.folder("verify") as folder:
+    with sandbox.folder("verify") as folder, Progress(sandbox, say) as progress:
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
         sandbox.get_ready("run", "check", *["run"] * (variants and runs.most_processes(sandbox) - 1))
@@ -89,12 +91,12 @@ def verify(
         if sandbox.gpu is None and (warning := slow_in_interpreter(usual)):
             say(warning)
         memcheck = Memcheck(sandbox, target.kernel, target.reference, usual, timeout_s) if sanitize else None
-        judged = judge(sandbox, target, usual, folder, timeout_s, memcheck)
+        judged = judge(sandbox, target, usual, folder, timeout_s, progress, memcheck)
         declined = {result.variant for result in judged.results if result.status == Status.DECLINED}
         if rest := called_up(prepared, declined):
             say(f"on {len(rest)} more, at the task's own sizes, since it declines others")
             with sandbox.folder("outputs") as apart:
-                more = judge(sandbox, target, rest, apart, timeout_s)
+                more = judge(sandbox, target, rest, apart, timeout_s, progress)
             judged = judged.and_then(more)
         result = verdict(sandbox, target, judged.results, judged.fault, judged.outcome)
         result = with_task(result, task.declared, [*task.left_out, *judged.left_out], task.fixed)
@@ -107,17 +109,21 @@ def judge(
     cases: list[Case],
     folder: str,
     timeout_s: float,
+    progress: Progress,
     memcheck: Memcheck | None = None,
 ) -> Judged:
     """Run the candidate on the cases and judge its outputs, which go to `folder`. The run under memcheck goes on
     beside; it is over as well before anything is judged, so that no process can change an output."""
     with memcheck or contextlib.nullcontext():
+        progress.begin("run", len(cases))
         outcome, ran = runs.run(sandbox, target.kernel, target.reference, cases, folder, timeout_s)
         if isinstance(ran, Fault):
             return Judged(outcome, [], ran)
         if memcheck:
+            progress.begin("memcheck", len(cases))
             memcheck.wait()
-    left = (one for one in ran if not isinstance(one.report, Fault))
+    left = [one for one in ran if not isinstance(one.report, Fault)]
+    progress.begin("check", len(left))
     stored = [one.case.for_oracle(stored_calls(one), stored_draws(one)) for one in left]
     try:
         checks = iter(Oracle.of(sandbox, target, timeout_s).check(stored))

@@ -29,8 +29,10 @@ class Context:
     hang_s: float | None = None
 
     def mark(self, name: str, calls: int) -> None:
-        """Tell the parent, which reads its own clock, that a stretch of `calls` calls begins or has ended."""
-        self.line.send({"mark": name, "calls": calls})
+        """Tell the parent, which reads its own clock, that a case begins, or that a stretch of `calls` calls begins or
+        has ended."""
+        if self.line is not None:
+            self.line.send({"mark": name, "calls": calls})
 
     def answer(self, answer: object) -> None:
         """Send the parent a message before the result: the answer to an order, or the progress of the job. answer: a

@@ -34,7 +34,10 @@ def check(
     usual: dict[str, list[Usual]] = {}
     known: dict[Key, Expected] = {}
     with loaded.on(context.device):  # COMPARE's functions too
-        answers = [checked(context, maker, case, tolerances, usual, known) for case in stored]
+        answers = []
+        for number, case in enumerate(stored):
+            context.mark(f"case {number}", 1)  # so that the parent knows how far this is
+            answers.append(checked(context, maker, case, tolerances, usual, known))
         for at, case in enumerate(stored):
             if found := answers[at].trivial_answers:
                 own = (one for one in stored if one.workload == case.workload and not one.variant)
