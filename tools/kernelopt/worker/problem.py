@@ -225,6 +225,7 @@ class Reference:
                     model = bind(self.model_class, case, device, dtype)
                 if holds_state_alone(model):
                     return model
+                del model  # before there is a second one
             return bind(self.model_class, case, device, dtype)
 
     def call(self, model: torch.nn.Module, inputs: list, device: str):
