@@ -490,12 +490,10 @@ def test_an_oracle_that_fails_ends_the_exploration_with_its_reason():
 
 
 @pytest.mark.parametrize(("mib", "mutates", "at_once"), [(1, (), 156), (2000, (), 5), (2000, (0,), 3), (60_000, (), 2)])
-def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(tmp_path, monkeypatch, mib, mutates, at_once):
-    """Of two seeds' inputs, on a card with 136 GiB free; files without contents stand in for them."""
+def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(monkeypatch, mib, mutates, at_once):
+    """Of two seeds' inputs, on a card with 136 GiB free."""
     monkeypatch.setattr(run.gpu, "free_bytes", lambda: 136 << 30)
-    (tmp_path / "inputs").touch()
-    os.truncate(tmp_path / "inputs", mib << 20)
-    inputs = [SimpleNamespace(path=tmp_path / "inputs", mutates=mutates)] * 2
+    inputs = [SimpleNamespace(bytes=lambda: mib << 20, mutates=mutates)] * 2
     assert run.live_at_once(inputs) == at_once
 
 

@@ -3,9 +3,11 @@ large to be judged."""
 
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+from kernelopt.measure import cases, runs
 from kernelopt.worker import case_files, preparing, problem, variants
 from kernelopt.worker.contract import ContractError
 from kernelopt.worker.jobs import Context
@@ -122,6 +124,48 @@ def test_a_value_that_no_file_holds_ends_the_job_before_its_variants_are_tried(t
     loaded = problem.Reference(tmp_path / "reference.py")
     with pytest.raises(ContractError, match="Fraction"), case_files.CaseFiles(tmp_path) as files:
         files.add(loaded.case("default", 0, None, "cpu"))
+
+
+def test_variants_name_the_file_that_holds_their_parameters(tmp_path, monkeypatch):
+    text = SUM.replace(
+        "    def forward(self, x): return x.sum(-1)\n",
+        "    def __init__(self):\n        super().__init__()\n"
+        "        self.weight = torch.nn.Parameter(torch.randn(300, 1024))\n"
+        "    def forward(self, x): return x * self.weight[0, : x.shape[-1]]\n",
+    ).replace("rows=300, ", "rows=2, ")
+    answer, _ = prepared(tmp_path, text, monkeypatch)
+    of_candidate = [cases.Case.from_json({**case, "variant": None}) for case in answer["cases"]]
+    own = [case for case, one in zip(of_candidate, answer["cases"], strict=True) if not one["variant"]]
+    assert all(case.state_path is None for case in own) and len({case.seed for case in own}) == len(SEEDS)
+    sharing = [case for case in of_candidate if case.state_path]
+    assert len(sharing) > 5
+    for case in sharing:
+        owner = next(one for one in of_candidate if one.path == case.state_path)
+        assert Path(case.path).stat().st_size < 300 * 1024 * 4 < case.bytes()
+        assert runs.hidden_files(tmp_path / "reference.py", tmp_path / "reference.py", [case]) == case.files
+        assert case.files == [case.path, owner.path]
+        weights = [problem.Case.load(Path(one.path)).state["weight"] for one in (case, owner)]
+        assert torch.equal(*weights)
+
+
+@pytest.mark.parametrize("change", ["nothing", "tensor", "contents", "contents of another", "name", "size"])
+def test_parameters_are_stored_again_where_they_are_others(tmp_path, change):
+    weight = torch.ones(10 if change == "size" else case_files.SHARED_BYTES)
+    first = problem.Case([], [], {"weight": weight}, None)
+    second = problem.Case([1], [], {"bias" if change == "name" else "weight": weight}, None)
+    with case_files.CaseFiles(tmp_path) as files:
+        files.add(first)
+        files.settle()
+        if change == "contents":
+            weight[3] = 2
+        if change in ("tensor", "contents of another"):
+            weight = second.state["weight"] = weight.clone()
+        if change == "contents of another":
+            weight[3] = 2
+        added = files.add(second)
+    assert (added.state_path is not None) == (change in ("nothing", "tensor"))
+    (read,) = problem.Case.load(added.path).state.values()
+    assert torch.equal(read, weight)
 
 
 CACHED = """

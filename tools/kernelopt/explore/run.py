@@ -267,7 +267,7 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
 
 def live_at_once(inputs: list[Case]) -> int:
     """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak."""
-    size = sum(Path(case.path).stat().st_size for case in inputs)
+    size = sum(case.bytes() for case in inputs)
     held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
     free = gpu.free_bytes() or 16 << 30
     left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES

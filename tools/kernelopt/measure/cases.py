@@ -19,7 +19,8 @@ KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 
 @dataclass(frozen=True)
 class Case:
-    """The inputs of one workload, seed and variant. path: the file that holds them. shapes: of its tensors.
+    """The inputs of one workload, seed and variant. path: the file that holds them. state_path: the file of another
+    case, where that holds the parameters. shapes: of its tensors.
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
     change. samples: how each output that is drawn at random is drawn. repeatable: equal inputs, a seed among them, must
@@ -42,11 +43,21 @@ class Case:
     contents: Sequence[tuple[float, float]] = ()
     other: "Case | None" = None
     first: bool = False
+    state_path: str | None = None
 
     @classmethod
     def from_json(cls, fields: dict) -> "Case":
         samples = [Draws(**one) for one in fields["samples"]]
         return cls(**{**fields, "variant": Variant.from_json(fields["variant"]), "samples": samples})
+
+    @property
+    def files(self) -> list[str]:
+        """The files that hold it."""
+        return [self.path, *([self.state_path] if self.state_path else [])]
+
+    def bytes(self) -> int:
+        """What its files hold: its inputs and parameters, and those inputs that lie beside the latter."""
+        return sum(Path(file).stat().st_size for file in self.files)
 
     @property
     def in_reserve(self) -> bool:

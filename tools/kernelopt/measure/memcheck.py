@@ -22,7 +22,7 @@ class Memcheck:
     """
 
     def __init__(self, sandbox: Sandbox, kernel: Path, reference: Path, cases: list[Case], timeout_s: float):
-        small = [case for case in cases if Path(case.path).stat().st_size <= LARGEST_BYTES]
+        small = [case for case in cases if case.bytes() <= LARGEST_BYTES]
         program = programs.find("compute-sanitizer")
         obstacles = {
             "there is no GPU": sandbox.gpu is None,

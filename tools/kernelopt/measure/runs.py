@@ -99,7 +99,9 @@ def where_it_died(fault: Fault, outcome: Outcome, cases: list[Case]) -> Fault:
 def hidden_files(kernel: Path, reference: Path, cases: list[Case]) -> list[Path | str]:
     """The files that the candidate must not open: the inputs of all cases, and the reference unless it is the kernel
     itself."""
-    return [case.path for case in cases] + ([] if kernel.samefile(reference) else [reference.resolve()])
+    return [file for case in cases for file in case.files] + (
+        [] if kernel.samefile(reference) else [reference.resolve()]
+    )
 
 
 def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:
@@ -116,7 +118,7 @@ def processes_at_once(sandbox: Sandbox, cases: list[Case]) -> int:
     most = most_processes(sandbox)
     if sandbox.gpu is None:
         return most
-    largest = max(Path(case.path).stat().st_size for case in cases)
+    largest = max(case.bytes() for case in cases)
     needed = most * (INPUTS_HELD * largest + CONTEXT_BYTES)
     return most if needed < MEMORY_SHARE * gpu.shared_bytes() else 1
 

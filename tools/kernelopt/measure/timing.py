@@ -96,7 +96,7 @@ def measure(
     """
     rounds = (ROUNDS if sandbox.gpu else CPU_ROUNDS)[attempt]
     processes = PROCESSES if baseline and sandbox.gpu else 1
-    hidden = [case.path for sets in cases.values() for case in sets]
+    hidden = [file for sets in cases.values() for case in sets for file in case.files]
     compares = any(case.compares for sets in cases.values() for case in sets)
     times: dict[str, list[RawTimes]] = {name: [] for name in cases}
     for number in range(processes):

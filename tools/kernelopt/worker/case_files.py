@@ -5,22 +5,54 @@ import contextlib
 import pickle
 import re
 from concurrent import futures
+from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from . import contract, problem, tensor_trees
+from .state import identical
 
 WRITERS = 3  # writing does not hold Python's lock
 AHEAD_BYTES = 2 << 30  # of tensors that wait in memory to be written, unless one case has more
+# Of parameters that are stored once for several cases. They stay in memory meanwhile.
+SHARED_BYTES, MOST_SHARED_BYTES = 1 << 20, 2 << 30
+
+
+@dataclass(frozen=True)
+class CaseFile:
+    """path: of a case. state_path: of the case that holds its parameters, where that is another one. bytes: of the
+    tensors in the former."""
+
+    path: Path
+    state_path: Path | None
+    bytes: int
+
+
+class StoredState:
+    """Parameters that lie in the file of a case."""
+
+    def __init__(self, state: dict[str, torch.Tensor], path: Path):
+        self.path = path
+        self._state, self._versions = dict(state), [tensor._version for tensor in state.values()]
+
+    def equals(self, state: dict) -> bool:
+        """Are these the same? Not where the tensors were changed since they were stored."""
+        if self._state.keys() != state.keys() or self._versions != [one._version for one in self._state.values()]:
+            return False
+        return all(one is state[name] or identical(one, state[name]) for name, one in self._state.items())
 
 
 class CaseFiles:
-    """Numbered files in a folder. At the end of the block all are written."""
+    """Numbered files in a folder. At the end of the block all are written. A case with the parameters of another one
+    names that one's file in place of its own: most variants do."""
 
     def __init__(self, folder: Path):
         self._folder, self._count = folder, len(list(folder.iterdir()))
         self._pool = futures.ThreadPoolExecutor(WRITERS)
         self._writing: collections.deque[tuple[futures.Future, int]] = collections.deque()
         self._quick = contextlib.ExitStack()
+        self._state: StoredState | None = None
 
     def __enter__(self) -> "CaseFiles":
         self._quick.enter_context(tensor_trees.without_checksums())
@@ -30,16 +62,19 @@ class CaseFiles:
         with self._quick, self._pool:
             self.settle()
 
-    def add(self, case: problem.Case) -> tuple[Path, int]:
-        """The path at which a case is being written, and the bytes of its tensors there. Waits while too many others
-        are being written, and raises what `settle` does."""
+    def add(self, case: problem.Case) -> CaseFile:
+        """Where a case is being written. Waits while too many others are being written, and raises what `settle`
+        does."""
         self.settle(WRITERS - 1, AHEAD_BYTES - tensor_trees.stored_bytes(list(vars(case).values())))
         path = self._folder / f"input-{self._count}.pt"
         self._count += 1
-        content = case.to_file()
+        state_path = self._state.path if self._state and self._state.equals(case.state) else None
+        if state_path is None:
+            self._state = StoredState(case.state, path) if is_shared(case.state) else None
+        content = case.to_file(state_path and state_path.name)
         size = tensor_trees.stored_bytes(content)
         self._writing.append((self._pool.submit(write, content, path), size))
-        return path, size
+        return CaseFile(path, state_path, size)
 
     def settle(self, most: int = 0, most_bytes: int = 0) -> None:
         """Wait until at most so many files, of so many bytes, are being written. Raises OSError, or a ContractError for
@@ -48,11 +83,18 @@ class CaseFiles:
             self._writing.popleft()[0].result()
 
 
+def is_shared(state: dict) -> bool:
+    """Is it worth while to store it once?"""
+    tensors = list(state.values())
+    plain = all(isinstance(one, torch.Tensor) for one in tensors)
+    return plain and SHARED_BYTES <= tensor_trees.stored_bytes(tensors) <= MOST_SHARED_BYTES
+
+
 def write(content: dict, path: Path) -> None:
     """Write what problem.Case.to_file gives. Raises a ContractError for a value that cannot be read again."""
     tensor_trees.save(content, path)
     try:
-        problem.Case.load(path)
+        tensor_trees.unpacked(tensor_trees.load(path))
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise contract.unstorable(kind[1] if kind else "value") from None

@@ -229,7 +229,7 @@ def store(
 ) -> StoredInputs:
     """Have one case written. made: its inputs, where they are at hand."""
     case = made or maker.case(workload, seed, variant)
-    path, size = files.add(case)
+    file = files.add(case)
     arguments, declared = tensor_trees.input_tensors(case.inputs), maker.declarations
     dtype = tensor_trees.dominant_dtype(arguments + list(case.state.values()))
     shapes = [list(tensor.shape) for tensor in arguments]
@@ -237,7 +237,8 @@ def store(
         "workload": workload,
         "seed": seed,
         "variant": variant,
-        "path": str(path),
+        "path": str(file.path),
+        "state_path": file.state_path and str(file.state_path),
         "dtype": dtype,
         "shapes": shapes,
         "samples": maker.samples(case, variant),
@@ -247,7 +248,7 @@ def store(
         "mutates": declared.mutated_tensors(case.inputs),
         "contents": [] if variant else case.fingerprints(),
     }
-    return StoredInputs(fields, size, whole_numbers(case.inputs, declared))
+    return StoredInputs(fields, file.bytes, whole_numbers(case.inputs, declared))
 
 
 def whole_numbers(inputs: list, declared: Declarations) -> list[tuple[str, int | None]]:

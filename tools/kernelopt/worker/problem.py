@@ -73,13 +73,18 @@ class Case:
         """Write it to a file, its tensors on the CPU."""
         tensor_trees.save(self.to_file(), path)
 
-    def to_file(self) -> dict:
-        """What a file holds of it, its tensors on the CPU."""
-        return {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in vars(self).items()}
+    def to_file(self, state_in: str | None = None) -> dict:
+        """What a file holds of it, its tensors on the CPU. state_in: the name of a file beside it that holds the
+        parameters."""
+        held = {**vars(self), "state": state_in or self.state}
+        return {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in held.items()}
 
     @classmethod
     def load(cls, path: Path) -> "Case":
-        return cls(**tensor_trees.unpacked(tensor_trees.load(path)))
+        held = tensor_trees.unpacked(tensor_trees.load(path))
+        if isinstance(held["state"], str):
+            held["state"] = tensor_trees.unpacked(tensor_trees.load(path.with_name(held["state"]))["state"])
+        return cls(**held)
 
     def fingerprints(self) -> list[tuple[float, float]]:
         """Of its inputs, then of its parameters and buffers (tensor_trees.fingerprint)."""
