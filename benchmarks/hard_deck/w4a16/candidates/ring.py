@@ -1,4 +1,39 @@
-"""@DOC@"""
+"""x W with int4 weights, 9 to 32 rows by a ring: TMA brings weights and x to shared memory, every SM has equal work.
+
+Up to 8 rows and above 32 it is fragments.py with the constants of examples/w4a16. README.md of this problem counts what 32
+rows cost there. **Not run on a GPU.** It compiles for sm_90a; tests/test_hard_deck_w4a16.py models who reads what.
+
+A block has BOXES x 128 columns; a cluster of SPLIT blocks shares the groups of k, so 128 blocks cover 12288 and 14336
+columns. A warp has 8 V columns. It unpacks a weight once for all rows, as the reference rounds it: (q - z) s, where
+128 + z is a bf16 in one subtraction less. mma.sync takes k and the rows of x in an order in which neither meets a bank
+twice; wgmma has x as B where TMA put it. Sums meet in shared memory, then across the cluster.
+LATE (RING 0) is the older kernel with one line moved: a group's first products no longer wait for the next group's
+weights.
+
+**Predictions, written 2026-11-26 before any run**, cold calls on an H100 SXM, us:
+
+| candidate | 32 x 12288 | 16 x 14336 |
+|---|---|---|
+| `{}` | 19.5 | 19 |
+| RING 0 (measured before: 34.1 and 24.5) | 34 | 24.5 |
+| RING 0, LATE 1, ONE_LATE 1; at one row 18 in place of 20.3 | 27 | 20.5 |
+| THIRTY (8, 6, 1, 8, ...), half the work a group beside the products, more sums from afar | 20 | 19.5 |
+| THIRTY (8, 3, 1, 4, ...), 6 warps; SIXTEEN with 2 stages | 22 | 20 |
+| THIRTY (4, 3, 1, 4, ...), half the columns a warp | 21 | 19.5 |
+| THIRTY (8, 3, 2, 4, 7, ...), one stage more; SIXTEEN (4, 7, ...), 28 warps | 19.5 | 19 |
+| THIRTY (8, 1, 2, 4, ...), three small blocks an SM | 21.5 | 20.5 |
+| THIRTY (4, 3, ..., 1), wgmma | 19 | 19 |
+| THIRTY (8, 4, 1, 5, ..., 1), wgmma, clusters of 5 | 21 | 20 |
+| probe: no unpacking | 17.5 | 17 |
+| probe: no x | 18.5 | 18.5 |
+| probe: no mma | 17.5 | 18 |
+| probe: no weights | 14 | 13.5 |
+| probe: loads alone | 16 | 16.5 |
+| probe, RING 0: no unpacking, no x, no mma | 29, 25, 24 | 23, 20, 21 |
+
+Falsified if `{}` takes more than 22.5 us at 32 rows. Reading binds it if `loads alone` is less than 2 us faster, work if
+`no weights` is.
+"""
 
 import torch
 import triton
@@ -16,13 +51,14 @@ except ImportError:
 SPACE = [
     {},
     {"RING": 0},
+    {"RING": 0, "LATE": 1, "ONE_LATE": 1},
     {"THIRTY": (8, 6, 1, 8, 4, 1, 0), "SIXTEEN": (8, 2, 2, 4, 5, 2, 0)},
     {"THIRTY": (8, 3, 1, 4, 6, 1, 0), "SIXTEEN": (8, 7, 1, 8, 2, 1, 0)},
     {"THIRTY": (4, 3, 1, 4, 6, 1, 0), "SIXTEEN": (4, 2, 1, 4, 5, 2, 0)},
-    {"THIRTY": (8, 3, 2, 4, 4, 1, 0), "SIXTEEN": (4, 7, 1, 8, 3, 1, 0)},
+    {"THIRTY": (8, 3, 2, 4, 7, 1, 0), "SIXTEEN": (4, 7, 1, 8, 3, 1, 0)},
     {"THIRTY": (8, 1, 2, 4, 4, 3, 0), "SIXTEEN": (8, 1, 2, 4, 4, 4, 0)},
     {"THIRTY": (4, 3, 1, 4, 6, 1, 1), "SIXTEEN": (4, 7, 1, 8, 3, 1, 1)},
-    {"THIRTY": (8, 6, 1, 8, 4, 1, 1), "SIXTEEN": (8, 4, 1, 4, 6, 1, 1)},
+    {"THIRTY": (8, 4, 1, 5, 4, 1, 1), "SIXTEEN": (8, 4, 1, 4, 6, 1, 1)},
     {"PROBE": "no unpacking"},
     {"PROBE": "no x"},
     {"PROBE": "no mma"},
@@ -51,12 +87,16 @@ MORE_WARPS = 4
 MORE_SPLIT = 1
 STAGES = 4
 BY_WGMMA = 1
+# 1: the weights of the next group are asked for after the first products, so that these do not wait for them too. For one
+# row, then with registers for 24 warps an SM; by fragments for more.
+ONE_LATE = 0
+LATE = 0
 # The ring, for 9 to 16 rows and for 17 to 32 (RING 0: by fragments): columns of a lane; boxes of 128 columns of a block;
 # warps that share the k of a group; blocks of a cluster, which share the groups; stages; blocks of an SM; 1 for wgmma.
 RING = 1
 SIXTEEN = (8, 7, 1, 8, 3, 1, 0)
 THIRTY = (8, 3, 2, 4, 6, 1, 0)
-PREFIXES = ("WIDE", "ONE", "NARROW", "FEW", "MORE", "STAGES", "RING", "SIXTEEN", "THIRTY")
+PREFIXES = ("LATE", "WIDE", "ONE", "NARROW", "FEW", "MORE", "STAGES", "RING", "SIXTEEN", "THIRTY")
 CHOSEN = [name for name in tuple(globals()) if name.split("_")[0] in PREFIXES]
 
 
@@ -225,11 +265,12 @@ template <int V> struct Weights {
 };
 
 // acc[pair of columns][rows of x in eights][...] += a group
-template <int V, int MT, bool ONE> __device__ __forceinline__ void add_group(float (&acc)[V / 2][MT][4], const Weights<V>& w, const Problem& p, int group, int t, int g) {
+template <int V, int MT, bool ONE, class Ahead> __device__ __forceinline__ void add_group(float (&acc)[V / 2][MT][4], const Weights<V>& w, const Problem& p, int group, int t, int g, Ahead ahead) {
     float sum[V / 2][MT][4] = {}, total[MT][4] = {};
     const u32 ones = 0x3F803F80u;
     #pragma unroll
     for (int chunk = 0; chunk < 4; ++chunk) {
+        if ((ONE ? ONE_LATE : LATE) && chunk == 1) ahead();
         uint4 x[MT];
         #pragma unroll
         for (int m = 0; m < MT; ++m) {
@@ -270,7 +311,7 @@ template <int V, int MT, bool ONE> __device__ __forceinline__ void add_group(flo
 }
 
 // A block has 8 V columns; its warps, and the SPLIT blocks of a cluster, share the groups of k.
-template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32) product(Problem p) {
+template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32, ONE ? ONE_LATE * 24 / WARPS : 0) product(Problem p) {
     constexpr int ROWS = ONE ? 1 : MT * 8, WIDTH = 8 * V;
     extern __shared__ float parts[];  // WARPS x ROWS x WIDTH
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
@@ -280,8 +321,9 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launc
     Weights<V> now, next;
     if (group < groups) now.load(p, group, t, column);
     while (group < groups) {
-        if (group + step < groups) next.load(p, group + step, t, column);
-        add_group<V, MT, ONE>(acc, now, p, group, t, g);
+        auto ahead = [&] { if (group + step < groups) next.load(p, group + step, t, column); };
+        if (!(ONE ? ONE_LATE : LATE)) ahead();
+        add_group<V, MT, ONE>(acc, now, p, group, t, g, ahead);
         now = next;
         group += step;
     }
@@ -616,6 +658,8 @@ template <bool EXACT, class S> __device__ __forceinline__ void add_group(float (
             if (i + 1 < S::STEPS) asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
             else asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         }
+        #pragma unroll
+        for (int i = 0; i < S::MB * S::NT * 4; ++i) asm volatile("" : "+f"(acc[i / (4 * S::NT)][i / 4 % S::NT][i % 4]) :: "memory");
     } else {
         #pragma unroll
         for (int i = 0; i < S::STEPS; ++i) {
