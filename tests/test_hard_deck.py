@@ -294,6 +294,23 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
 
 
+def test_the_launcher_of_the_ring_hands_over_maps_and_a_cluster_for_each_tile(cuda_runtime):
+    runtime, built = cuda_runtime
+    candidate = runpy.run_path(str(DECK / "w4a16/candidates/ring.py"))
+    run = built({"CUDA": candidate["source"]()[0]}, "w4a16_ring", [])
+    words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    first, wanted = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), ctypes.c_int.in_dll(runtime, "wanted")
+    wanted.value = 3
+    for rows, columns, tiles in ((16, 14336, [16, 8]), (9, 880, [1, 8]), (32, 12288, [32, 4]), (17, 400, [2, 4])):
+        assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
+        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256] and grid[:2] == tiles, (rows, columns)
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+    assert run(X, W, SCALE_X, SCALE_W, Y, 33, 1920, 512, STREAM) == 0 and grid[:2] == [10, 1]
+    wanted.value = 1
+    for rows in (1, 8):  # as in fragments.py
+        assert run(X, W, SCALE_X, SCALE_W, Y, rows, 4096, 512, STREAM) == 0 and first[:2] == [W, X], rows
+
+
 def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):
     """Stand-ins for CUDA's answers."""
     torch, captured = pytest.importorskip("torch"), []

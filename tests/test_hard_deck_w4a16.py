@@ -1,0 +1,193 @@
+"""The ring of the 4-bit product without a GPU: which lane reads what, by a model of TMA's swizzle and of mma's layouts.
+
+The candidate's own index functions are compiled for the CPU. What the model does with them is written here again, so it
+can differ from the kernel: a GPU alone says whether the kernel is right."""
+
+import ast
+import ctypes
+import itertools
+import runpy
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import BUNDLE
+
+pytest.importorskip("triton")  # the candidate imports it
+FILE = BUNDLE / "benchmarks" / "hard_deck" / "w4a16" / "candidates" / "ring.py"
+NAMES = ("v", "boxes", "wk", "split", "stages", "blocks", "by_wgmma")
+
+
+@pytest.fixture(scope="module")
+def candidate():
+    return runpy.run_path(str(FILE))
+
+
+@pytest.fixture(scope="module")
+def index(candidate, tmp_path_factory):
+    """The functions between the marks in the CUDA C++, as a library of the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("the index functions are compiled with g++")
+    folder, text = tmp_path_factory.mktemp("index"), candidate["CUDA"]
+    lines = text[text.index("// HD INDEX BEGIN") : text.index("// HD INDEX END")]
+    (folder / "index.cpp").write_text(lines.replace("HD int", 'extern "C" int'))
+    subprocess.run(["g++", "-shared", "-fPIC", folder / "index.cpp", "-o", folder / "index.so"], check=True)
+    return ctypes.CDLL(str(folder / "index.so"))
+
+
+def shapes() -> list[tuple[int, tuple]]:
+    """Rows in eights, and the constants of a shape: each that the candidate has or its SPACE names."""
+    values = {}
+    for node in ast.parse(FILE.read_text()).body:
+        if isinstance(node, ast.Assign) and node.targets[0].id in ("SPACE", "SIXTEEN", "THIRTY"):
+            values[node.targets[0].id] = ast.literal_eval(node.value)
+    named = [values] + values["SPACE"]
+    return sorted(
+        {(eights, one[key]) for key, eights in (("SIXTEEN", 2), ("THIRTY", 4)) for one in named if key in one}
+    )
+
+
+def by_tma(rows: np.ndarray) -> np.ndarray:
+    """A box of rows of 128 bytes as TMA writes it: bits 4 to 6 of an address XOR its bits 7 to 9."""
+    address = np.arange(rows.size)
+    memory = np.empty(rows.size, np.uint8)
+    memory[address ^ (address >> 7 & 7) << 4] = rows.reshape(-1)
+    return memory
+
+
+def word(memory: np.ndarray, at: int, count: int) -> list[int]:
+    assert at % (4 * count) == 0, "an access is aligned"
+    return [int(one) for one in memory[at : at + 4 * count].view(np.uint32)]
+
+
+def pair(one: int, j: int) -> tuple[int, int]:
+    """PRMT and LOP3 of byte j: the bits of two bf16, 128 + low and 128 + high, less 128."""
+    source = one | (one >> 4) << 32
+    chosen = sum((source >> 8 * (j if place < 2 else 4 + j) & 255) << 8 * place for place in range(4))
+    both = chosen & 0x000F000F | 0x43004300
+    assert both & 0xFF80FF80 == 0x43004300
+    return both & 0x7F, both >> 16 & 0x7F
+
+
+class Warp:
+    """One warp in one group of 128 of k: what its lanes read, and its sums."""
+
+    def __init__(self, index, eights, shape, wk, wn):
+        self.index, self.eights, self.wk, self.wn = index, eights, wk, wn
+        self.v, self.by_wgmma, self.steps = shape["v"], shape["by_wgmma"], 8 // shape["wk"]
+
+    def weight_at(self, step, t, g, second):
+        """The byte of the weights where a lane reads, from the start of the boxes."""
+        column = self.index.column_of(self.v, self.wn, g)
+        row = self.index.packed_row(self.by_wgmma, t, second)
+        return column // 128 * 8192 + step * 1024 + self.index.swizzled(row, column % 128)
+
+    def x_at(self, step, t, g, eight):
+        row = self.index.x_row(False, g)
+        return step // 4 * self.eights * 1024 + eight * 1024 + self.index.swizzled(row, step % 4 * 32 + 8 * t)
+
+    def a(self, weights, step) -> np.ndarray:
+        """The A of each product: 16 rows, which are columns of W, by 16 of k, in PTX's layout of m16n8k16."""
+        a = np.zeros((self.v // 2, 16, 16), np.int64)
+        for g, t, second in itertools.product(range(8), range(4), range(2)):
+            for i, four in enumerate(word(weights, self.weight_at(step, t, g, second), self.v // 4)):
+                for j in range(4):
+                    k = 2 * t + 8 * second
+                    a[2 * i + j // 2, g + j % 2 * 8, k : k + 2] = pair(four, j)
+        return a
+
+    def b(self, x, step, eight) -> np.ndarray:
+        """B: 16 of k by 8 rows of x. wgmma reads it by itself, in the order of k."""
+        b = np.zeros((16, 8), np.int64)
+        if self.by_wgmma:
+            at = step // 4 * self.eights * 1024
+            for n, k in itertools.product(range(8), range(16)):
+                address = at + (8 * eight + n) * 128 + (step % 4 * 16 + k) * 2
+                b[k, n] = x[address ^ (address >> 7 & 7) << 4 :][:2].view(np.int16)[0]
+            return b
+        for g, t in itertools.product(range(8), range(4)):
+            words = word(x, self.x_at(step, t, g, eight), 2)
+            for second in range(2):
+                k = 2 * t + 8 * second
+                b[k : k + 2, g] = np.array([words[second]], np.uint32).view(np.int16)
+        return b
+
+    def sums(self, weights, x) -> np.ndarray:
+        acc = np.zeros((self.v // 2, self.eights, 16, 8), np.int64)
+        for step in range(self.wk * self.steps, (self.wk + 1) * self.steps):
+            a = self.a(weights, step)
+            for eight in range(self.eights):
+                acc[:, eight] += a @ self.b(x, step, eight)
+        return acc
+
+
+def product(index, eights, shape, packed, x) -> np.ndarray:
+    """The block's part of y, through the places of the sums in shared memory."""
+    tile = 128 * shape["boxes"]
+    boxes = [by_tma(packed[:, 128 * i : 128 * i + 128]) for i in range(shape["boxes"])]
+    panels = [by_tma(np.ascontiguousarray(x[:, 64 * i : 64 * i + 64]).view(np.uint8)) for i in range(2)]
+    weights, panels = np.concatenate(boxes), np.concatenate(panels)
+    parts = np.zeros((8 * eights, tile), np.int64)
+    for wk, wn in itertools.product(range(shape["wk"]), range(tile // (8 * shape["v"]))):
+        warp = Warp(index, eights, shape, wk, wn)
+        acc = warp.sums(weights, panels)
+        for g, t, m, n, j in itertools.product(range(8), range(4), range(shape["v"] // 2), range(eights), range(2)):
+            column = index.column_of(shape["v"], wn, g) + 2 * m
+            line = 8 * n + index.slot_of(2 * t + j)
+            parts[line, column : column + 2] += acc[m, n, [g, g + 8], 2 * t + j]
+    y = np.zeros_like(parts)
+    for line in range(8 * eights):
+        y[line // 8 * 8 + index.x_row(shape["by_wgmma"], index.column_in(line % 8))] = parts[line]
+    return y
+
+
+@pytest.mark.parametrize(("eights", "constants"), shapes(), ids=str)
+def test_the_lanes_of_the_ring_multiply_what_belongs_together(index, eights, constants):
+    shape = dict(zip(NAMES, constants, strict=True))
+    shape["boxes"] = min(shape["boxes"], 2)  # further ones are alike
+    numbers = np.random.default_rng(7)
+    packed = numbers.integers(0, 256, (64, 128 * shape["boxes"]), np.uint8)
+    x = numbers.integers(-99, 99, (8 * eights, 128), np.int16)
+    weight = np.stack([packed & 15, packed >> 4], 1).reshape(128, -1).astype(np.int64)
+    assert (product(index, eights, shape, packed, x) == x.astype(np.int64) @ weight).all()
+
+
+def worst_conflict(addresses: list[int], size: int) -> int:
+    """How often one bank is asked for different words, at most, by the lanes that are served at once."""
+    lanes = 128 // size
+    worst = 0
+    for start in range(0, 32, lanes):
+        words = {at // 4 + i for at in addresses[start : start + lanes] for i in range(size // 4)}
+        banks = [one % 32 for one in words]
+        worst = max(worst, *(banks.count(bank) for bank in set(banks)))
+    return worst
+
+
+@pytest.mark.parametrize(("eights", "constants"), shapes(), ids=str)
+def test_the_reads_of_mma_and_the_sums_meet_no_bank_twice(index, eights, constants):
+    shape = dict(zip(NAMES, constants, strict=True))
+    lanes = [(lane % 4, lane // 4) for lane in range(32)]
+    weights = set()
+    for wn, step, second in itertools.product(range(128 * shape["boxes"] // (8 * shape["v"])), range(8), range(2)):
+        warp = Warp(index, eights, shape, 0, wn)
+        weights.add(worst_conflict([warp.weight_at(step, t, g, second) for t, g in lanes], shape["v"]))
+        if not shape["by_wgmma"]:
+            assert worst_conflict([warp.x_at(step, t, g, 0) for t, g in lanes], 8) == 1
+    assert weights == {2 if shape["by_wgmma"] else 1}  # wgmma fixes the order of k
+    pitch = 128 * shape["boxes"] + 2
+    for j, m in itertools.product(range(2), range(shape["v"] // 2)):
+        places = [index.slot_of(2 * t + j) * pitch + index.column_of(shape["v"], 0, g) + 2 * m for t, g in lanes]
+        assert worst_conflict([4 * place for place in places], 8) == (1 if shape["v"] == 8 else 2)
+
+
+def test_weights_are_those_of_the_reference_for_any_zero_point():
+    """(128 + q) - (128 + z) where 128 + z is a bf16, else q - z: then times the scale, each rounded once."""
+    torch = pytest.importorskip("torch")
+    q, scale = torch.arange(16, dtype=torch.bfloat16)[:, None], torch.rand(1, 500).bfloat16()
+    base = torch.tensor(128, dtype=torch.bfloat16)
+    for zero in (torch.randint(0, 16, (1, 500)).bfloat16(), torch.randn(1, 500).bfloat16()):
+        exact = base + zero - base == zero
+        ours = torch.where(exact, base + q - (base + zero), base + q - base - zero) * scale
+        assert torch.equal(ours, (q - zero) * scale)
+    assert not exact.all()
