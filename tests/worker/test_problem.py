@@ -55,6 +55,7 @@ def test_the_candidate_gets_the_parameters_of_the_reference(tmp_path):
         ("self.tables = {'cos': [torch.ones(2)]}", "cpu"),
         ("noise = torch.rand(2); self.scaled = lambda x: x * noise", "cpu"),
         ("self.inner = nn.RNN(2, 2)", "cpu"),
+        ("self.share = torch.rand(1, device='cpu').item()", "cpu"),
         ("self.inner = nn.Sequential(nn.Conv2d(2, 2, 1), nn.GELU(), nn.LayerNorm(2))", "meta"),
     ],
 )

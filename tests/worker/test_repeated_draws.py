@@ -80,6 +80,24 @@ def test_other_tensors_are_drawn_as_usual(make):
     assert torch.equal(made, usual) if isinstance(made, torch.Tensor) else made == usual
 
 
+@pytest.mark.parametrize(
+    ("make", "has_read"),
+    [
+        (lambda: torch.rand(3) * 2, False),
+        (lambda: torch.rand(3).to(torch.float64), False),
+        (lambda: torch.rand(1).item(), True),
+        (lambda: float(torch.rand(3).sum()), True),
+        (lambda: bool((torch.rand(3) > 2).any()), True),
+        (lambda: torch.ops.aten._to_copy.default(torch.rand(3), device=torch.device("cpu")), True),  # tolist() on a GPU
+    ],
+)
+def test_numbers_that_leave_the_tensors_are_noted(make, has_read):
+    """Those that a device draws would differ from those of the CPU, on which the kernel's model is built."""
+    with RepeatedDraws() as draws:
+        make()
+    assert draws.has_read is has_read
+
+
 def test_model_and_kernel_get_the_same_other_numbers_and_the_parameters_of_the_case(tmp_path):
     text = (
         "import torch, torch.nn as nn\n"

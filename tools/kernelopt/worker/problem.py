@@ -226,9 +226,10 @@ class Reference:
         `device`, which is quick, where it keeps nothing that the device may compute differently."""
         with self.on(device):
             if device != "cpu":
+                draws = RepeatedDraws()
                 with torch.device(device):
-                    model = bind(self.model_class, case, device, dtype)
-                if holds_state_alone(model):
+                    model = bind(self.model_class, case, device, dtype, draws)
+                if not draws.has_read and holds_state_alone(model):
                     return model
                 del model  # before there is a second one
             return bind(self.model_class, case, device, dtype)
@@ -322,10 +323,13 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
         )
 
 
-def bind(model_class, case: Case, device: str, dtype: torch.dtype | None = None) -> torch.nn.Module:
-    """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`."""
+def bind(
+    model_class, case: Case, device: str, dtype: torch.dtype | None = None, draws: RepeatedDraws | None = None
+) -> torch.nn.Module:
+    """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`. draws: sees
+    how it is built."""
     seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
-    with RepeatedDraws():
+    with draws or RepeatedDraws():
         model = model_class(*[tensor_trees.place(value, device) for value in case.init])
     model = model.to(device)
     if dtype or case.dtype:

@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DRAWN = 1_000_003  # numbers; a prime, so that no two rows of a matrix are equal
 LARGE = 4 * DRAWN
 IN_PLACE = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}  # what torch.nn.init calls
+READING, COPYING = {torch.ops.aten._local_scalar_dense.default}, {torch.ops.aten._to_copy.default}  # item(), tolist()
 FACTORIES = {torch.ops.aten.randn.default, torch.ops.aten.rand.default}
 
 
@@ -20,7 +21,13 @@ class RepeatedDraws(TorchDispatchMode):
 
     The CPU draws one number after the other: two bf16 matrices of 45 million took 3 s on the host of an H100, and a
     verdict on two cases builds the reference 17 times.
+
+    has_read: whether numbers of tensors became numbers of Python's.
     """
+
+    def __init__(self):
+        super().__init__()
+        self.has_read = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -28,6 +35,7 @@ class RepeatedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
+        self.has_read |= function in READING or (function in COPYING and keywords.get("device") == torch.device("cpu"))
         if function in IN_PLACE and is_large(arguments[0]):
             return draw(arguments[0], lambda numbers: function(numbers, *arguments[1:], **keywords))
         if function in FACTORIES and math.prod(arguments[0]) > LARGE:
