@@ -65,7 +65,7 @@ struct Plan {
 typedef Plan<BM_, BN_, BK_, STAGES_, CM_, CN_, NARROW_> Tight;  // rows of whole 16 bytes
 typedef Plan<128, 256, 128, 4, 2, 1, 256> Loose;                // rows of any length
 constexpr int THREADS = 384;
-constexpr u32 TIGHT_BYTES = Tight::RING_BYTES + 2 * SLOTS_ * SLOT_BYTES + 16 * STAGES_, LOOSE_BYTES = Loose::RING_BYTES + 16 * Loose::STAGES;
+constexpr u32 TIGHT_BYTES = Tight::RING_BYTES + 2 * SLOTS_ * SLOT_BYTES + 8 * BN_ + 16 * STAGES_, LOOSE_BYTES = Loose::RING_BYTES + 8 * Loose::BN + 16 * Loose::STAGES;
 static_assert(TIGHT_BYTES <= MOST_SHARED && LOOSE_BYTES <= MOST_SHARED, "shared memory of a block");
 
 // Tiles of the clusters: `wide` of CM * BM rows and CN * BN columns, from the left, then `narrow` of CN * NARROW columns. Wide ones are
@@ -162,11 +162,21 @@ template <int BK> __device__ __forceinline__ uint64_t descriptor(u32 address) { 
     return r;
 }
 
-struct Scales {  // of the result: one number, or one a column
+struct Scales {  // of the result: one number, or one a column; a warpgroup's columns lie in shared memory
     float both;
     const float* of_w;
-    __device__ __forceinline__ Scales(const float* x, const float* w, int per_row) : both(*x * (per_row ? 1.0f : *w)), of_w(per_row ? w : nullptr) {}
-    __device__ __forceinline__ float at(int column, int columns) const { return of_w ? both * __ldg(of_w + min(column, columns - 1)) : both; }
+    u32 shared;
+    __device__ __forceinline__ Scales(const float* x, const float* w, int per_row, u32 shared) : both(*x * (per_row ? 1.0f : *w)), of_w(per_row ? w : nullptr), shared(shared) {}
+    template <int N> __device__ __forceinline__ void fetch(int column, int columns) const {
+        #pragma unroll
+        for (int t = threadIdx.x % 128; t < N; t += 128)
+            asm volatile("st.shared.f32 [%0], %1;" ::"r"(shared + 4 * t), "f"(of_w ? both * __ldg(of_w + min(column + t, columns - 1)) : both) : "memory");
+    }
+    __device__ __forceinline__ float2 two(int at) const {
+        float2 v;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(shared + 4 * at));
+        return v;
+    }
 };
 
 template <class P> struct Consumer {
@@ -182,13 +192,13 @@ template <class P> struct Consumer {
     }
     // All of k into the sums, one step in flight. In its first tile the second consumer starts `wait` steps behind the first. It stays
     // behind, so that it multiplies while the first one stores.
-    template <int N> __device__ __forceinline__ void multiply_all(float (&sums)[P::HALVES][N / 2], int steps) {
+    template <int N> __device__ __forceinline__ void multiply_all(float (&sums)[P::HALVES][N / 2], const Shape& s, const Scales& scales, int column) {
         if (wait && group) {
             asm volatile("bar.sync 3, 256;" ::: "memory");
             wait = 0;
         }
         int before = 0;
-        for (int k = 0; k < steps; ++k) {
+        for (int k = 0; k < s.steps; ++k) {
             bar_wait(full + 8 * stage, parity);
             const u32 at = ring + stage * P::STAGE_BYTES;
             const uint64_t a = descriptor<P::BK>(at + group * (P::X_BYTES / 2)), b = descriptor<P::BK>(at + P::X_BYTES);
@@ -201,8 +211,8 @@ template <class P> struct Consumer {
             if (k) {
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
                 release(before);
-            }
-            if (wait && (k + 1 == wait || k + 1 == steps)) {
+            } else scales.fetch<N>(column, s.columns);
+            if (wait && (k + 1 == wait || k + 1 == s.steps)) {
                 asm volatile("bar.arrive 3, 256;" ::: "memory");
                 wait = 0;
             }
@@ -222,7 +232,7 @@ template <class P> struct Consumer {
 template <int N>
 __device__ __forceinline__ void tile_of(Consumer<Tight>& c, const Shape& s, const Scales& scales, u32 slots, int row, int column, const CUtensorMap* y_map) {
     float sums[Tight::HALVES][N / 2];
-    c.multiply_all<N>(sums, s.steps);
+    c.multiply_all<N>(sums, s, scales, column);
     if (PROBE_ == NO_EPILOGUE) return;
     const int own = c.warp * 16 + c.lane % 8 + c.lane / 8 % 2 * 8;  // the row of 64 whose address this lane gives to stmatrix
     constexpr int SLICES = Tight::HALVES * N / 64, COUNT = SLOTS_ < SLICES ? SLOTS_ : SLICES;
@@ -240,10 +250,9 @@ __device__ __forceinline__ void tile_of(Consumer<Tight>& c, const Shape& s, cons
             u32 out[4];
             #pragma unroll
             for (int e = 0; e < 2; ++e) {  // 8 columns; this lane has two of them
-                const int at = column + first + 16 * j + 8 * e + 2 * (c.lane % 4);
-                const float f0 = scales.at(at, s.columns), f1 = scales.at(at + 1, s.columns);
+                const float2 f = scales.two(first + 16 * j + 8 * e + 2 * (c.lane % 4));
                 const float* v = sums[h] + first / 2 + 4 * (2 * j + e);
-                out[2 * e] = packed(v[0] * f0, v[1] * f1), out[2 * e + 1] = packed(v[2] * f0, v[3] * f1);
+                out[2 * e] = packed(v[0] * f.x, v[1] * f.y), out[2 * e + 1] = packed(v[2] * f.x, v[3] * f.y);
             }
             asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                          ::"r"(slot + own * 128 + ((j * 2 + c.lane / 16) ^ (own % 8)) * 16), "r"(out[0]), "r"(out[1]), "r"(out[2]), "r"(out[3]) : "memory");
@@ -268,7 +277,7 @@ __global__ void __cluster_dims__(Tight::CLUSTER, 1, 1) __launch_bounds__(THREADS
                    const float* scale_x, const float* scale_w, int per_row, const __grid_constant__ Shape s) {
     typedef Tight P;
     extern __shared__ __align__(1024) uint8_t raw[];
-    const u32 ring = shared_address(raw), slots = ring + P::RING_BYTES, full = slots + 2 * SLOTS_ * SLOT_BYTES, empty = full + 8 * P::STAGES;
+    const u32 ring = shared_address(raw), slots = ring + P::RING_BYTES, of_columns = slots + 2 * SLOTS_ * SLOT_BYTES, full = of_columns + 8 * P::BN, empty = full + 8 * P::STAGES;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     u32 block;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
@@ -311,7 +320,7 @@ __global__ void __cluster_dims__(Tight::CLUSTER, 1, 1) __launch_bounds__(THREADS
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         Consumer<P> c(ring, full, empty, warp, block, s.lag);
-        const Scales scales(scale_x, scale_w, per_row);
+        const Scales scales(scale_x, scale_w, per_row, of_columns + group * 4 * P::BN);
         const u32 mine = slots + group * SLOTS_ * SLOT_BYTES;
         const int row = down * P::BM + group * (P::BM / 2);
         bool more = tiles.next(s, cluster);
@@ -342,7 +351,7 @@ __global__ void __cluster_dims__(Loose::CLUSTER, 1, 1) __launch_bounds__(THREADS
                  const __grid_constant__ Shape s) {
     typedef Loose P;
     extern __shared__ __align__(1024) uint8_t raw[];
-    const u32 ring = shared_address(raw), full = ring + P::RING_BYTES, empty = full + 8 * P::STAGES;
+    const u32 ring = shared_address(raw), of_columns = ring + P::RING_BYTES, full = of_columns + 8 * P::BN, empty = full + 8 * P::STAGES;
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
     u32 block;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
@@ -351,7 +360,7 @@ __global__ void __cluster_dims__(Loose::CLUSTER, 1, 1) __launch_bounds__(THREADS
     const int cluster = blockIdx.x / P::CLUSTER;
     Tiles<P> tiles(cluster);
     if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
         if (lane == 0) {
             int stage = 0, loaded = 0;
             u32 parity = 1;
@@ -380,26 +389,30 @@ __global__ void __cluster_dims__(Loose::CLUSTER, 1, 1) __launch_bounds__(THREADS
             }
         }
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
         Consumer<P> c(ring, full, empty, warp, block, s.lag);
-        const Scales scales(scale_x, scale_w, per_row);
+        const Scales scales(scale_x, scale_w, per_row, of_columns + group * 4 * P::BN);
         while (tiles.next(s, cluster)) {
             float sums[1][P::BN / 2];
-            c.multiply_all<P::BN>(sums, s.steps);
+            c.multiply_all<P::BN>(sums, s, scales, tiles.column);
             if (PROBE_ == NO_EPILOGUE) continue;
+            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
             #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const int row = tiles.row + int(block) * P::BM + loose_row(group * 64 + c.warp * 16 + h * 8 + lane / 4);
                 #pragma unroll
                 for (int u = 0; u < 4; ++u) {  // a run: sums 8 j + first
-                    const int first = u / 2 * 4 + 2 * h + u % 2, column = tiles.column + loose_column(u / 2 * 8 + 2 * (lane % 4) + u % 2);
+                    const int first = u / 2 * 4 + 2 * h + u % 2, within = loose_column(u / 2 * 8 + 2 * (lane % 4) + u % 2), column = tiles.column + within;
                     u32 out[8];
                     #pragma unroll
-                    for (int j = 0; j < 8; ++j)
-                        out[j] = packed(sums[0][16 * j + first] * scales.at(column + 2 * j, s.columns), sums[0][16 * j + 8 + first] * scales.at(column + 2 * j + 1, s.columns));
+                    for (int j = 0; j < 8; ++j) {
+                        const float2 f = scales.two(within + 2 * j);
+                        out[j] = packed(sums[0][16 * j + first] * f.x, sums[0][16 * j + 8 + first] * f.y);
+                    }
                     if (row < s.rows) store_run(y + (int64_t)row * s.columns + column, out, s.columns - column, s.columns % 8 == 0);
                 }
             }
+            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the scales have been read
         }
     }
     __syncwarp();
