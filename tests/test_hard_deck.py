@@ -208,6 +208,18 @@ def test_a_kernel_that_launches_itself_compiles_for_a_gpu_that_is_not_here():
     assert [kernel["name"] for kernel in target["kernels"]] == ["product"]
 
 
+@pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
+def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_flight():
+    folder = DECK / "fp8_product"
+    files = "--kernel", folder / "candidates" / "cuda.py", "--reference", folder / "reference.py"
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm")["targets"]
+    kernels = {kernel["name"]: kernel for kernel in target["kernels"]}
+    assert set(kernels) == {"product_kernel", "loose_kernel", "few_rows_kernel"}
+    for kernel in target["kernels"]:
+        assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
+        assert all(".E4M3.E4M3" in name for name in kernel["tensor_instructions"])
+
+
 def test_candidates_that_keep_tensor_maps_do_it_alike():
     def launcher(name):
         text = (DECK / name).read_text()
