@@ -208,6 +208,18 @@ def test_a_kernel_that_launches_itself_compiles_for_a_gpu_that_is_not_here():
     assert [kernel["name"] for kernel in target["kernels"]] == ["product"]
 
 
+@pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
+def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_flight():
+    folder = DECK / "fp8_product"
+    files = "--kernel", folder / "candidates" / "cuda.py", "--reference", folder / "reference.py"
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm")["targets"]
+    kernels = {kernel["name"]: kernel for kernel in target["kernels"]}
+    assert set(kernels) == {"product_kernel", "loose_kernel", "few_rows_kernel"}
+    for kernel in target["kernels"]:
+        assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
+        assert all(".E4M3.E4M3" in name for name in kernel["tensor_instructions"])
+
+
 def test_candidates_that_keep_tensor_maps_do_it_alike():
     def launcher(name):
         text = (DECK / name).read_text()
@@ -233,13 +245,13 @@ def cuda_runtime(tmp_path_factory):
         source, extension = folder / f"{name}.cu", folder / f"{name}.so"
         source.write_text(candidate["CUDA"])
         defined = [f"-D{constant}={candidate[constant]}" for constant in constants] + [f"-DTORCH_EXTENSION_NAME={name}"]
-        python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=sm_90a"
+        python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=compute_90a"
         options = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python, *defined]
         subprocess.run([programs.find("nvcc"), *options, source, library, "-o", extension], check=True)
         spec = importlib.util.spec_from_file_location(name, extension)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return module.run
+        return module
 
     return runtime, built
 
@@ -249,7 +261,7 @@ X, W, Y, SCALE_X, SCALE_W, COPIES, STREAM = (number << 20 for number in range(1,
 
 def test_the_launcher_of_the_fp8_product_hands_over_its_arguments(cuda_runtime):
     runtime, built = cuda_runtime
-    run = built(runpy.run_path(str(DECK / "fp8_product/candidates/cluster.py")), "fp8_product", ["STAGES", "GROUP"])
+    run = built(runpy.run_path(str(DECK / "fp8_product/candidates/cluster.py")), "fp8_product", ["STAGES", "GROUP"]).run
     words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     wanted, launched = (ctypes.c_int.in_dll(runtime, name) for name in ("wanted", "launched"))
 
@@ -275,10 +287,101 @@ def test_the_launcher_of_the_fp8_product_hands_over_its_arguments(cuda_runtime):
     assert words[:4] == [X, W, SCALE_X, SCALE_W] and words[5] == Y
 
 
+# Configurations of its SPACE
+SQUARE = {"BM_": 128, "BN_": 256, "CM_": 2, "CN_": 1, "STAGES_": 8, "SLOTS_": 2}
+FOUR_BLOCKS = {"CM_": 2}
+
+
+@pytest.fixture(scope="module")
+def hopper_products(cuda_runtime):
+    """The stand-in, and the extensions of fp8_product/candidates/cuda.py in three configurations."""
+    runtime, built = cuda_runtime
+    candidate = runpy.run_path(str(DECK / "fp8_product/candidates/cuda.py"))
+    constants = list(candidate["COMPILED"])
+    changes = {"fp8_wide": {}, "fp8_square": SQUARE, "fp8_four_blocks": FOUR_BLOCKS}
+    return runtime, *(built(candidate | candidate["COMPILED"] | one, name, constants) for name, one in changes.items())
+
+
+@pytest.mark.parametrize("clusters", [66, 64, 30, 7])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(4096, 4096), (4096, 14336), (65, 8), (300, 136), (1000, 3976), (256, 384)]
+)
+def test_the_tiles_of_the_fp8_product_cover_the_result_once(hopper_products, rows, columns, clusters):
+    torch = pytest.importorskip("torch")
+    for extension, loose, group in ((0, 0, 16), (0, 0, 3), (1, 0, 2), (2, 0, 16), (0, 1, 4)):
+        given = loose, rows, columns, 4096, clusters, group
+        tiles = hopper_products[1 + extension].tiles(*given)
+        covered = torch.zeros((rows + 511) // 64, (columns + 1023) // 64, dtype=torch.int)  # by 64 x 64
+        for _, row, column, height, width in tiles:
+            assert row % 64 == column % 64 == 0 and row < rows and column < columns
+            covered[row // 64 : (row + height) // 64, column // 64 : (column + width) // 64] += 1
+        assert covered.max() == 1 and (covered[: (rows + 63) // 64, : (columns + 63) // 64] == 1).all(), given
+        assert {tile[0] for tile in tiles} <= set(range(min(clusters, len(tiles))))  # the clusters that are launched
+
+
+@pytest.mark.parametrize(("columns", "longest"), [(4096, 2 * 192 + 128), (14336, 28 * 64)])
+def test_narrow_tiles_of_the_fp8_product_even_its_last_wave(hopper_products, columns, longest):
+    """Columns of 256 rows that a block of a cluster of two computes; 66 clusters, so a mean of 497 and 1738."""
+    work = [0] * 66
+    for cluster, _, _, height, width in hopper_products[1].tiles(0, 4096, columns, 4096, 66, 16):
+        assert height == 256
+        work[cluster] += width // 2
+    assert max(work) == longest and sum(work) == 16 * columns // 2
+
+
+def test_rows_of_any_length_arrive_where_the_fp8_product_takes_them_from(hopper_products):
+    """A tile's rows lie in shared memory by tensor map, 8 of a map for x and 16 for w."""
+    runtime, extension, *_ = hopper_products
+    encoded, maps = ctypes.c_int.in_dll(runtime, "encoded"), (ctypes.c_uint64 * 4 * 64).in_dll(runtime, "maps")
+    ctypes.c_int.in_dll(runtime, "wanted").value = 7
+
+    def call(x, rows, columns, depth):
+        before = encoded.value
+        assert extension.run(x, W, Y, SCALE_X, SCALE_W, False, rows, columns, depth, 16, 4, STREAM) == 0
+        return [list(maps[at % 64]) for at in range(before, encoded.value)]
+
+    for x, rows, columns, depth in ((X, 4096, 4096, 4127), (X + 3, 300, 512, 48), (X, 130, 257, 1)):
+        made = call(x, rows, columns, depth)
+        for data, total, box, of in ((x, rows, 8, made[:16]), (W, columns, 16, made[16:])):
+            assert len(of) == 16
+            for place in range(16 * box):
+                address, width, count, pitch = of[place // box]
+                row = extension.mixed(place)[box // 16]
+                start = address + width - depth + place % box * pitch  # of the row's bytes
+                assert start == data + row * depth and address % 16 == pitch % 16 == 0 and 0 <= width - depth < 16
+                assert count == (total - place // box + 15) // 16
+        for at in range(256):  # a thread's sums of a run are 16 columns side by side
+            assert extension.mixed(at)[1] == extension.mixed(at % 16)[1] + at // 16
+        assert not call(x, rows, columns, depth)  # the maps are kept
+        assert len(call(x + 4096, rows, columns, depth)) == 16
+
+
+def test_the_launcher_of_the_fp8_product_for_hopper_hands_over_its_arguments(hopper_products):
+    runtime, extension, square, four_blocks = hopper_products
+    words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    wanted, launched = (ctypes.c_int.in_dll(runtime, name) for name in ("wanted", "launched"))
+
+    def call(rows, columns, depth, run=extension.run):
+        before = launched.value
+        assert run(X, W, Y, SCALE_X, SCALE_W, True, rows, columns, depth, 16, 4, STREAM) == 0
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM and launched.value == before + 1
+        return grid[0]
+
+    wanted.value = 7
+    assert call(256, 1024, 512) == 8  # four narrow tiles of 256 x 256, since there are clusters enough
+    assert words[:5] == [X, W, Y, SCALE_X, SCALE_W] and words[5] & 0xFFFFFFFF == 1 and words[6] == 256 | 1024 << 32
+    assert call(256, 1024, 512, square.run) == 16 and call(4096, 14336, 4096) == 132
+    assert call(4096, 14336, 4096, four_blocks.run) == 4 * 30  # as many clusters as the stand-in says run at once
+    assert call(256, 1023, 512) == 8 and words[:5] == [X, W, Y, SCALE_X, SCALE_W]  # a row of y is no whole 16 bytes
+    assert call(32, 1024, 500) == 8 and words[0] == X  # nor is a row of x
+    wanted.value = 6
+    assert call(32, 640, 512) == 10 and words[:4] == [X, W, SCALE_X, SCALE_W] and words[5] == Y
+
+
 def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments(cuda_runtime):
     runtime, built = cuda_runtime
     candidate = runpy.run_path(str(DECK / "w4a16/candidates/fragments.py"))
-    run = built(candidate, "w4a16", candidate["CHOSEN"])
+    run = built(candidate, "w4a16", candidate["CHOSEN"]).run
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     words = (ctypes.c_uint64 * 16).in_dll(runtime, "words")
     for rows, columns, width in ((1, 12288, 64), (1, 4096, 32), (8, 4096, 64), (16, 4096, 64), (32, 4096, 64)):
