@@ -400,7 +400,7 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
 def test_the_launcher_of_the_ring_hands_over_maps_and_a_cluster_for_each_tile(cuda_runtime):
     runtime, built = cuda_runtime
     candidate = runpy.run_path(str(DECK / "w4a16/candidates/ring.py"))
-    run = built({"CUDA": candidate["source"]()[0]}, "w4a16_ring", [])
+    run = built({"CUDA": candidate["source"]()[0]}, "w4a16_ring", []).run
     words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     first, wanted = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), ctypes.c_int.in_dll(runtime, "wanted")
     wanted.value = 3
