@@ -84,7 +84,7 @@ class Case:
     def load(cls, path: Path) -> "Case":
         fields = tensor_trees.unpacked(tensor_trees.load(path))
         if isinstance(fields["state"], str):
-            fields["state"] = tensor_trees.unpacked(tensor_trees.load(path.with_name(fields["state"]))["state"])
+            fields["state"] = tensor_trees.load(path.with_name(fields["state"]))
         return cls(**fields)
 
     def fingerprints(self) -> list[tuple[float, float]]:
