@@ -430,6 +430,25 @@ def test_a_race_drops_what_is_slower_and_makes_room_for_the_next_wave(folder):
     assert waiting.rounds_us[: halving.FIRST_ROUNDS] == [None] * halving.FIRST_ROUNDS
 
 
+@pytest.mark.parametrize(
+    ("times_us", "stay"),
+    [
+        ({"best": 50.0, "candidate": 100.0}, ["candidate"]),
+        ({"best": 50.0, "candidate": 100.0, "probe": 20.0, "other": 102.0}, ["best", "candidate"]),
+        ({"best": 500.0, "candidate": 100.0, "probe": 20.0, "other": 100.4}, ["candidate", "other"]),
+    ],
+    ids=["two", "the one that ratios refer to", "that one is too slow"],
+)
+def test_opponents_make_room_before_the_fastest_candidate(folder, times_us, stay):
+    """A probe computes less, so it is fast; the candidate of the next wave would lead, though this one is faster."""
+    entered = racing(folder, times_us)
+    for entrant in entered:
+        entrant.is_opponent = entrant.name in ("best", "probe")
+    race = Race(entered, time.monotonic() + 60, against="best")
+    race.run(last=False, say=lambda text: None)
+    assert [one.name for one in race.running()] == stay
+
+
 class SmallCard:
     """A stand-in for a Starter on a GPU whose memory holds so many processes."""
 

@@ -1,6 +1,7 @@
 """Inputs are made once for each set of sizes, seed and values, and never where their shapes show that they are too
 large to be judged."""
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -126,35 +127,33 @@ def test_a_value_that_no_file_holds_ends_the_job_before_its_variants_are_tried(t
         files.add(loaded.case("default", 0, None, "cpu"))
 
 
-def test_variants_name_the_file_that_holds_their_parameters(tmp_path, monkeypatch):
+def test_cases_name_the_file_that_holds_their_parameters_and_nothing_else(tmp_path, monkeypatch):
     text = SUM.replace(
         "    def forward(self, x): return x.sum(-1)\n",
         "    def __init__(self):\n        super().__init__()\n"
         "        self.weight = torch.nn.Parameter(torch.randn(300, 1024))\n"
         "    def forward(self, x): return x * self.weight[0, : x.shape[-1]]\n",
-    ).replace("rows=300, ", "rows=2, ")
+    ).replace("rows=300, ", "rows=16, ")
     answer, _ = prepared(tmp_path, text, monkeypatch)
     of_candidate = [cases.Case.from_json({**case, "variant": None}) for case in answer["cases"]]
     own = [case for case, one in zip(of_candidate, answer["cases"], strict=True) if not one["variant"]]
-    assert all(case.state_path is None for case in own) and len({case.seed for case in own}) == len(SEEDS)
-    sharing = [case for case in of_candidate if case.state_path]
-    assert len(sharing) > 5
-    for case in sharing:
-        owner = next(one for one in of_candidate if one.path == case.state_path)
-        assert Path(case.path).stat().st_size < 300 * 1024 * 4 < case.bytes()
+    assert len({case.state_path for case in own}) == len(own) == len(SEEDS)
+    assert len(of_candidate) - len({case.state_path for case in of_candidate}) > 5
+    for case in of_candidate:
+        weight = problem.Case.load(Path(case.path)).state["weight"]
+        assert torch.equal(torch.load(case.state_path)["weight"], weight)
+        inputs_bytes = 4 * sum(map(math.prod, case.shapes))
+        assert case.bytes() - inputs_bytes - weight.nbytes in range(20_000)
         assert runs.hidden_files(tmp_path / "reference.py", tmp_path / "reference.py", [case]) == case.files
-        assert case.files == [case.path, owner.path]
-        weights = [problem.Case.load(Path(one.path)).state["weight"] for one in (case, owner)]
-        assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize("change", ["nothing", "tensor", "contents", "contents of another", "name", "size"])
 def test_parameters_are_stored_again_where_they_are_others(tmp_path, change):
-    weight = torch.ones(10 if change == "size" else case_files.SHARED_BYTES)
+    weight = torch.ones(10 if change == "size" else case_files.SHARED_BYTES)  # few are not worth a file
     first = problem.Case([], [], {"weight": weight}, None)
     second = problem.Case([1], [], {"bias" if change == "name" else "weight": weight}, None)
     with case_files.CaseFiles(tmp_path) as files:
-        files.add(first)
+        before = files.add(first)
         files.settle()
         if change == "contents":
             weight[3] = 2
@@ -163,7 +162,8 @@ def test_parameters_are_stored_again_where_they_are_others(tmp_path, change):
         if change == "contents of another":
             weight[3] = 2
         added = files.add(second)
-    assert (added.state_path is not None) == (change in ("nothing", "tensor"))
+    assert (added.state_path is None) == (change == "size")
+    assert (added.state_path == before.state_path) == (change in ("nothing", "tensor", "size"))
     (read,) = problem.Case.load(added.path).state.values()
     assert torch.equal(read, weight)
 

@@ -45,6 +45,13 @@ def test_the_candidate_gets_the_parameters_of_the_reference(tmp_path):
     assert torch.allclose(problem.call(kernel, case.inputs), expected)
 
 
+KEEPERS = """    __slots__ = ("slot",)
+    def state_dict(self, *arguments, **options):
+        whole = super().state_dict(*arguments, **options)
+        return {name: value for name, value in whole.items() if name != "unsaved"}
+"""
+
+
 @pytest.mark.parametrize(
     ("kept", "place"),
     [
@@ -56,16 +63,32 @@ def test_the_candidate_gets_the_parameters_of_the_reference(tmp_path):
         ("noise = torch.rand(2); self.scaled = lambda x: x * noise", "cpu"),
         ("self.inner = nn.RNN(2, 2)", "cpu"),
         ("self.share = torch.rand(1, device='cpu').item()", "cpu"),
+        ("self.order = torch.randperm(3, device='cpu').tolist()", "cpu"),
+        ("KEPT['table'] = torch.rand(2) * 2", "cpu"),
+        ("type(self).table = torch.rand(2)", "cpu"),
+        ("self.slot = torch.rand(2)", "cpu"),
+        ("self.angles = Angles(2)", "cpu"),
+        ('self.register_buffer("unsaved", torch.rand(2))', "cpu"),
+        ("self.unsaved = nn.Parameter(torch.rand(2))", "cpu"),
+        ("self.inner = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))", "meta"),
+        ("self.inner = nn.MultiheadAttention(4, 2); self.inner.out_proj.weight = self.inner.in_proj_weight", "meta"),
         ("self.inner = nn.Sequential(nn.Conv2d(2, 2, 1), nn.GELU(), nn.LayerNorm(2))", "meta"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*meta parameter in the current model")
 def test_a_model_is_built_on_the_device_where_that_changes_no_number(tmp_path, kept, place):
     """Its parameters are loaded; the device may compute other tensors differently, and draws others."""
-    text = REFERENCE.replace(
-        "super().__init__()", f"super().__init__(); self.place = torch.empty(0).device.type; {kept}"
-    )
-    assert text != REFERENCE
+    text = REFERENCE.replace("super().__init__()", f"super().__init__(); self.place = DEVICE_OF_NEW(); {kept}")
+    text = text.replace("    def __init__", f"{KEEPERS}    def __init__", 1)
+    assert KEEPERS in text and kept in text
+    text += """
+import dataclasses
+KEPT, DEVICE_OF_NEW = {}, lambda: torch.empty(0).device.type
+@dataclasses.dataclass
+class Angles:
+    count: int
+    def __post_init__(self): self.table = torch.arange(self.count) ** 0.5
+"""
     oracle = reference(tmp_path, text)
     assert oracle.model(oracle.case("default", 0, None, "cpu"), "meta").place == place
 

@@ -88,6 +88,8 @@ def test_other_tensors_are_drawn_as_usual(make):
         (lambda: torch.rand(1).item(), True),
         (lambda: float(torch.rand(3).sum()), True),
         (lambda: bool((torch.rand(3) > 2).any()), True),
+        (lambda: torch.equal(torch.rand(3), torch.zeros(3)), True),
+        (lambda: len(torch.nonzero(torch.rand(9) > 0.5)), True),
         (lambda: torch.ops.aten._to_copy.default(torch.rand(3), device=torch.device("cpu")), True),  # tolist() on a GPU
     ],
 )

@@ -59,8 +59,13 @@ class Race:
                     self.one_round(self.running())
 
     def make_room(self, most: int) -> None:
-        """End all processes but those of the `most` fastest entrants."""
-        slower = sorted(self.running(), key=median_of)[most:]
+        """End all processes but those of `most` entrants: of the fastest candidate, then the one that ratios refer to,
+        then the next candidates; probes and other opponents, which may be faster and are never kept, go first."""
+        candidates = sorted((one for one in self.running() if not one.is_opponent), key=median_of)
+        opponents = sorted((one for one in self.running() if one.is_opponent), key=median_of)
+        against = [one for one in opponents if one.name == self.against]
+        others = [one for one in opponents if one.name != self.against]
+        slower = [*candidates[:1], *against, *candidates[1:], *others][most:]
         for entrant in (*slower, *(one for one in self.entrants if one.dropped)):
             entrant.dropped = True
             entrant.end()

@@ -19,8 +19,8 @@ KNOWN_SEEDS = 1 << 16  # seeds from here on are secret
 
 @dataclass(frozen=True)
 class Case:
-    """The inputs of one workload, seed and variant. path: the file that holds them. state_path: the file of another
-    case, where that holds the parameters. shapes: of its tensors.
+    """The inputs of one workload, seed and variant. path: the file that holds them. state_path: the file that
+    holds its parameters, where that is another one. shapes: of its tensors.
 
     names: of the parameters of forward that hold its tensors. mutates: numbers of those that forward is declared to
     change. samples: how each output that is drawn at random is drawn. repeatable: equal inputs, a seed among them, must
@@ -56,7 +56,7 @@ class Case:
         return [self.path, *([self.state_path] if self.state_path else [])]
 
     def bytes(self) -> int:
-        """What its files hold: its inputs and parameters, and those inputs that lie beside the latter."""
+        """What its files hold: its inputs and parameters."""
         return sum(Path(file).stat().st_size for file in self.files)
 
     @property

@@ -21,8 +21,8 @@ SHARED_BYTES, MOST_SHARED_BYTES = 1 << 20, 2 << 30
 
 @dataclass(frozen=True)
 class CaseFile:
-    """path: of a case. state_path: of the case that holds its parameters, where that is another one. bytes: of the
-    tensors in the former."""
+    """path: of a case. state_path: of the file that holds its parameters, where that is another one. bytes: of the
+    tensors that were written for it."""
 
     path: Path
     state_path: Path | None
@@ -30,7 +30,7 @@ class CaseFile:
 
 
 class StoredState:
-    """Parameters that lie in the file of a case."""
+    """Parameters that lie in a file of their own."""
 
     def __init__(self, state: dict[str, torch.Tensor], path: Path):
         self.path = path
@@ -44,8 +44,9 @@ class StoredState:
 
 
 class CaseFiles:
-    """Numbered files in a folder. At the end of the block all are written. A case with the parameters of another one
-    names that one's file in place of its own: most variants do."""
+    """Numbered files in a folder. At the end of the block all are written. Large parameters lie in a file of their own,
+    which all cases with the same ones name: most variants do. It holds no inputs: the size of both is that of the
+    case, and a kernel that has its parameters in memory has no inputs of another case there."""
 
     def __init__(self, folder: Path):
         self._folder, self._count = folder, len(list(folder.iterdir()))
@@ -66,15 +67,29 @@ class CaseFiles:
         """Where a case is being written. Waits while too many others are being written, and raises what `settle`
         does."""
         self.settle(WRITERS - 1, AHEAD_BYTES - tensor_trees.stored_bytes(list(vars(case).values())))
-        path = self._folder / f"input-{self._count}.pt"
+        number, before = self._count, self._state
         self._count += 1
-        state_path = self._state.path if self._state and self._state.equals(case.state) else None
-        if state_path is None:
-            self._state = StoredState(case.state, path) if is_shared(case.state) else None
-        content = case.to_file(state_path and state_path.name)
+        self._state = self._stored(case.state, self._folder / f"state-{number}.pt")
+        size = 0
+        if self._state and self._state is not before:
+            size = self._write(tensor_trees.on_cpu(case.state), self._state.path)
+        state_path = self._state and self._state.path
+        path = self._folder / f"input-{number}.pt"
+        size += self._write(case.to_file(state_path and state_path.name), path)
+        return CaseFile(path, state_path, size)
+
+    def _stored(self, state: dict, path: Path) -> StoredState | None:
+        """The parameters of the last case, where these are the same, or new ones at `path`; None where they are to lie
+        beside the inputs."""
+        if self._state and self._state.equals(state):
+            return self._state
+        return StoredState(state, path) if is_shared(state) else None
+
+    def _write(self, content: dict, path: Path) -> int:
+        """Have it written; the bytes of its tensors."""
         size = tensor_trees.stored_bytes(content)
         self._writing.append((self._pool.submit(write, content, path), size))
-        return CaseFile(path, state_path, size)
+        return size
 
     def settle(self, most: int = 0, most_bytes: int = 0) -> None:
         """Wait until at most so many files, of so many bytes, are being written. Raises OSError, or a ContractError for
@@ -91,7 +106,8 @@ def is_shared(state: dict) -> bool:
 
 
 def write(content: dict, path: Path) -> None:
-    """Write what problem.Case.to_file gives. Raises a ContractError for a value that cannot be read again."""
+    """Write what problem.Case.to_file gives, or parameters. Raises a ContractError for a value that cannot be read
+    again."""
     tensor_trees.save(content, path)
     try:
         tensor_trees.unpacked(tensor_trees.load(path))

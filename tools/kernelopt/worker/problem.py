@@ -27,6 +27,7 @@ from . import keyword_sizes, named_devices, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
 from .repeated_draws import RepeatedDraws
+from .state import held
 
 PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
 STATE = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of a module's attributes
@@ -76,15 +77,15 @@ class Case:
     def to_file(self, state_in: str | None = None) -> dict:
         """What a file holds of it, its tensors on the CPU. state_in: the name of a file beside it that holds the
         parameters."""
-        held = {**vars(self), "state": state_in or self.state}
-        return {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in held.items()}
+        fields = {**vars(self), "state": state_in or self.state}
+        return {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in fields.items()}
 
     @classmethod
     def load(cls, path: Path) -> "Case":
-        held = tensor_trees.unpacked(tensor_trees.load(path))
-        if isinstance(held["state"], str):
-            held["state"] = tensor_trees.unpacked(tensor_trees.load(path.with_name(held["state"]))["state"])
-        return cls(**held)
+        fields = tensor_trees.unpacked(tensor_trees.load(path))
+        if isinstance(fields["state"], str):
+            fields["state"] = tensor_trees.load(path.with_name(fields["state"]))
+        return cls(**fields)
 
     def fingerprints(self) -> list[tuple[float, float]]:
         """Of its inputs, then of its parameters and buffers (tensor_trees.fingerprint)."""
@@ -229,7 +230,7 @@ class Reference:
                 draws = RepeatedDraws()
                 with torch.device(device):
                     model = bind(self.model_class, case, device, dtype, draws)
-                if not draws.has_read and holds_state_alone(model):
+                if holds_state_alone(model, case.state) and depends_on_no_device(model, draws):
                     return model
                 del model  # before there is a second one
             return bind(self.model_class, case, device, dtype)
@@ -346,13 +347,19 @@ def bind(
     return model
 
 
-def holds_state_alone(model: torch.nn.Module) -> bool:
-    """Does a model keep no other tensors than those of its state_dict, and nothing that may hold one?"""
+def holds_state_alone(model: torch.nn.Module, state: dict) -> bool:
+    """Does a model keep no other tensors than those that a case's state gives it, and nothing that may hold one?"""
     for module in model.modules():
         others = [value for name, value in vars(module).items() if name not in STATE]
         if module._non_persistent_buffers_set or not all(isinstance(one, PLAIN) for one in tensor_trees.leaves(others)):
             return False
-    return True
+    return held(model).keys() <= state.keys()
+
+
+def depends_on_no_device(model: torch.nn.Module, draws: RepeatedDraws) -> bool:
+    """Were no numbers read while a model was built, and none drawn on the CPU, where they come in another order if the
+    parameters are not drawn there too? Does nothing else hold a tensor since, a table of the file say?"""
+    return not (draws.has_read or "cpu" in draws.drawn_on or draws.left_besides(held(model).values()))
 
 
 def cast_module(model: torch.nn.Module, dtype: torch.dtype) -> None:

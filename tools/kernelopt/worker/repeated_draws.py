@@ -5,6 +5,8 @@ Imported by worker processes only.
 """
 
 import math
+import weakref
+from collections.abc import Iterable
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -12,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DRAWN = 1_000_003  # numbers; a prime, so that no two rows of a matrix are equal
 LARGE = 4 * DRAWN
 IN_PLACE = {torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default}  # what torch.nn.init calls
-READING, COPYING = {torch.ops.aten._local_scalar_dense.default}, {torch.ops.aten._to_copy.default}  # item(), tolist()
+COPYING = {torch.ops.aten._to_copy.default}  # tolist() of a GPU's tensor
+READING = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape  # item(), equal(); nonzero()
 FACTORIES = {torch.ops.aten.randn.default, torch.ops.aten.rand.default}
 
 
@@ -22,12 +25,20 @@ class RepeatedDraws(TorchDispatchMode):
     The CPU draws one number after the other: two bf16 matrices of 45 million took 3 s on the host of an H100, and a
     verdict on two cases builds the reference 17 times.
 
-    has_read: whether numbers of tensors became numbers of Python's.
+    has_read: whether numbers of tensors became numbers of Python's, or sizes. drawn_on: the types of the devices that
+    drew numbers.
     """
 
     def __init__(self):
         super().__init__()
-        self.has_read = False
+        self.has_read, self.drawn_on = False, set[str]()
+        self._made: list[weakref.ref[torch.Tensor]] = []
+
+    def left_besides(self, known: Iterable[torch.Tensor]) -> bool:
+        """Does anything still hold a tensor that was made inside, and lies in the memory of none of these?"""
+        storages = {tensor.untyped_storage()._cdata for tensor in known}
+        left = filter(lambda tensor: tensor is not None, (made() for made in self._made))
+        return any(tensor.untyped_storage()._cdata not in storages for tensor in left)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -35,7 +46,17 @@ class RepeatedDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        self.has_read |= function in READING or (function in COPYING and keywords.get("device") == torch.device("cpu"))
+        self.has_read |= any(tag in function.tags for tag in READING)
+        self.has_read |= function in COPYING and keywords.get("device") == torch.device("cpu")
+        result = self._done(function, arguments, keywords)
+        if isinstance(result, torch.Tensor) and result.layout is torch.strided:
+            self._made.append(weakref.ref(result))
+            if torch.Tag.nondeterministic_seeded in function.tags:
+                self.drawn_on.add(result.device.type)
+        return result
+
+    def _done(self, function, arguments: tuple, keywords: dict):
+        """What the function returns."""
         if function in IN_PLACE and is_large(arguments[0]):
             return draw(arguments[0], lambda numbers: function(numbers, *arguments[1:], **keywords))
         if function in FACTORIES and math.prod(arguments[0]) > LARGE:
