@@ -17,9 +17,7 @@ from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
 from .state import all_identical, identical
 
-# Wait before the check for late writes by a thread or stream of the candidate: long at the task's own sizes, which are
-# timed; a kernel that writes late at other sizes alone gains nothing by it.
-SETTLE_S, SETTLE_VARIANT_S = 0.02, 0.002
+SETTLE_S = 0.02  # wait before the check for late writes by a thread or stream of the candidate
 GUARDED_BYTES = 4 << 30  # of inputs; larger cases run without guard bands, which double the memory
 NO_KERNEL_RAN = "none of its Triton kernels ran; something else computed the result"
 STREAM_HELD_CYCLES = 400_000  # about 0.2 ms; work that does not wait for the current stream runs too early in it
@@ -136,7 +134,7 @@ class Run:
             last = self._memory(self.case)
             self._call(last, self.case)
             self._restore()
-        time.sleep(SETTLE_VARIANT_S if self.variant else SETTLE_S)
+        time.sleep(SETTLE_S)
         self.context.synchronize()
         report = self._report(last)
         self._store(path, report["deterministic"])
