@@ -16,7 +16,7 @@ from ..device.sandbox import Sandbox
 from ..device.spent import Spent
 from ..errors import Refused, Stopped
 from ..measure import correctness, failures
-from ..measure.cases import Case
+from ..measure.cases import Case, files_of
 from ..measure.correctness import CaseReport
 from ..statuses import Status
 from .candidates import Constants
@@ -164,10 +164,10 @@ class Starter:
         own_end = time.monotonic() + self.candidate_s
         until, more = (own_end, MORE_EACH) if own_end < until else (until, MORE_BUDGET)
         folder = self.sandbox.new_folder("answers")
-        files = [case.path for case in self.inputs]
-        arguments = {"kernel": str(entrant.file), "inputs": files, "path": f"{folder}/output"}
+        inputs, hidden = [case.path for case in self.inputs], files_of(self.inputs)
+        arguments = {"kernel": str(entrant.file), "inputs": inputs, "path": f"{folder}/output"}
         arguments["check"] = not entrant.is_opponent
-        entrant.process = standing.Standing(self.sandbox, self.server, "contest", arguments, 3600, files)
+        entrant.process = standing.Standing(self.sandbox, self.server, "contest", arguments, 3600, hidden)
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:

@@ -93,6 +93,11 @@ class Prepared:
     fixed: dict[str, int]
 
 
+def files_of(cases: Iterable[Case]) -> list[str]:
+    """All files that hold these, which a candidate must not open."""
+    return [file for case in cases for file in case.files]
+
+
 class ReferenceFailed(Refused):
     """The reference fails, or no kernel can be judged on its task; `fault` says which."""
 

@@ -14,7 +14,7 @@ from ..device.sandbox import Outcome, Sandbox
 from ..device.standing import Job
 from ..statuses import Status
 from . import correctness
-from .cases import Case
+from .cases import Case, files_of
 from .correctness import REPORT_KEYS, CaseReport
 from .verdict import place
 
@@ -99,9 +99,7 @@ def where_it_died(fault: Fault, outcome: Outcome, cases: list[Case]) -> Fault:
 def hidden_files(kernel: Path, reference: Path, cases: list[Case]) -> list[Path | str]:
     """The files that the candidate must not open: the inputs of all cases, and the reference unless it is the kernel
     itself."""
-    return [file for case in cases for file in case.files] + (
-        [] if kernel.samefile(reference) else [reference.resolve()]
-    )
+    return files_of(cases) + ([] if kernel.samefile(reference) else [reference.resolve()])
 
 
 def parts_of(cases: list[Case], at_once: int) -> list[list[Case]]:

@@ -17,7 +17,7 @@ from ..errors import Refused, TimedOut, UsageError
 from ..hardware import card
 from ..statuses import Status
 from . import correctness
-from .cases import Case, prepare, secret_seed
+from .cases import Case, files_of, prepare, secret_seed
 from .latency import Latency, Timing
 from .pairing import PairedTimes
 from .raw_times import RawTimes, flat, stretches, suspicious
@@ -96,7 +96,7 @@ def measure(
     """
     rounds = (ROUNDS if sandbox.gpu else CPU_ROUNDS)[attempt]
     processes = PROCESSES if baseline and sandbox.gpu else 1
-    hidden = [file for sets in cases.values() for case in sets for file in case.files]
+    hidden = files_of(case for sets in cases.values() for case in sets)
     compares = any(case.compares for sets in cases.values() for case in sets)
     times: dict[str, list[RawTimes]] = {name: [] for name in cases}
     for number in range(processes):

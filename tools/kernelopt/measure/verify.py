@@ -74,9 +74,8 @@ def verify(
     """The kernel against the reference on every workload, seed and variant.
 
     workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer
-    watches a run, where it is installed. say: gets a line before each step that takes its time, and every 20 s. Stopped
-    says how far it came. UsageError when a
-    workload is unknown; whatever the candidate does is a status."""
+    watches a run, where it is installed. say: gets a line before each step that takes its time, and every 20 s.
+    Stopped says how far it came. UsageError when a workload is unknown; whatever the candidate does is a status."""
     with sandbox.folder("verify") as folder, Progress(sandbox, say) as progress:
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
