@@ -25,6 +25,7 @@ from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
 from kernelopt.explore.race import Race
 from kernelopt.hardware import targets
+from kernelopt.measure import cases
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Status
@@ -1171,6 +1172,23 @@ def test_an_entrant_whose_outputs_were_not_compared_is_not_right(folder, monkeyp
     with pytest.raises(Stopped):
         entrants.Starter(sandbox, None, [], None, False, 9).start(entrant, until=time.monotonic() + 60)
     assert (entrant.status, entrant.error) == (Status.TIMEOUT, "stopped before its outputs were compared")
+
+
+def test_a_candidate_must_open_no_file_of_its_inputs_or_parameters(folder, monkeypatch):
+    given = {}
+
+    class Noted(Timed):
+        def __init__(self, sandbox, server, job, arguments, timeout_s, hidden):
+            given.update(inputs=arguments["inputs"], hidden=hidden)
+            raise Stopped("noted")
+
+    monkeypatch.setattr(standing, "Standing", Noted)
+    inputs = [cases.Case("default", 0, None, "input-0.pt", "fp32", [], state_path="state-0.pt")]
+    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder, gpu=True)
+    with pytest.raises(Stopped):
+        starter = entrants.Starter(sandbox, None, inputs, None, False, 9)
+        starter.start(entrants.Entrant("k", folder / "k.py"), until=time.monotonic() + 60)
+    assert given == {"inputs": ["input-0.pt"], "hidden": ["input-0.pt", "state-0.pt"]}
 
 
 def test_a_second_signal_ends_it_at_once(monkeypatch):

@@ -93,6 +93,16 @@ class Angles:
     assert oracle.model(oracle.case("default", 0, None, "cpu"), "meta").place == place
 
 
+@pytest.mark.filterwarnings("ignore:.*meta parameter in the current model")
+def test_a_model_that_depends_on_the_device_is_built_there_once(tmp_path):
+    kept = "super().__init__(); BUILT.append(torch.empty(0).device.type); self.table = torch.ones(2)"
+    oracle = reference(tmp_path, "BUILT = []\n" + REFERENCE.replace("super().__init__()", kept))
+    case = oracle.case("default", 0, None, "cpu")
+    for _ in range(2):
+        oracle.model(case, "meta")
+    assert oracle.model_class.__init__.__globals__["BUILT"] == ["cpu", "meta", "cpu", "cpu"]
+
+
 def test_parameters_have_the_sizes_that_a_workload_gives_to_the_inputs(tmp_path):
     oracle = reference(
         tmp_path,

@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import REFERENCE
 from kernelopt.worker import problem
-from kernelopt.worker.repeated_draws import DRAWN, LARGE, RepeatedDraws
+from kernelopt.worker.repeated_draws import DRAWN, LARGE, RepeatedDraws, WatchedBuild
 
 SIZE = (LARGE // 1000 + 1, 1000)
 
@@ -95,9 +95,9 @@ def test_other_tensors_are_drawn_as_usual(make):
 )
 def test_numbers_that_leave_the_tensors_are_noted(make, has_read):
     """Those that a device draws would differ from those of the CPU, on which the kernel's model is built."""
-    with RepeatedDraws() as draws:
+    with WatchedBuild() as watched:
         make()
-    assert draws.has_read is has_read
+    assert watched.has_read is has_read
 
 
 def test_model_and_kernel_get_the_same_other_numbers_and_the_parameters_of_the_case(tmp_path):

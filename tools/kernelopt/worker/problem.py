@@ -26,7 +26,7 @@ import torch
 from . import keyword_sizes, named_devices, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
-from .repeated_draws import RepeatedDraws
+from .repeated_draws import RepeatedDraws, WatchedBuild
 from .state import held
 
 PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
@@ -106,6 +106,7 @@ class Reference:
     def __init__(self, path: Path, load: Callable = load_module):
         module = load(path)
         self._path, self._apart = path, {}
+        self._built_anywhere = True  # until a model that was built on a GPU might differ from one of the CPU
         if not hasattr(module, "Model") or not hasattr(module, "get_inputs"):
             raise ContractError(f"{path.name} must define Model and get_inputs")
         self.model_class = module.Model
@@ -226,12 +227,13 @@ class Reference:
         """Model with the parameters of `case`; `dtype` replaces the dtype of floating parameters. It is built on
         `device`, which is quick, where it keeps nothing that the device may compute differently."""
         with self.on(device):
-            if device != "cpu":
-                draws = RepeatedDraws()
+            if device != "cpu" and self._built_anywhere:
+                watched = WatchedBuild()
                 with torch.device(device):
-                    model = bind(self.model_class, case, device, dtype, draws)
-                if holds_state_alone(model, case.state) and depends_on_no_device(model, draws):
+                    model = bind(self.model_class, case, device, dtype, watched)
+                if holds_state_alone(model, case.state) and depends_on_no_device(model, watched):
                     return model
+                self._built_anywhere = False
                 del model  # before there is a second one
             return bind(self.model_class, case, device, dtype)
 
@@ -325,12 +327,12 @@ def refuse_cast(dtype: str, values: list[torch.Tensor]) -> None:
 
 
 def bind(
-    model_class, case: Case, device: str, dtype: torch.dtype | None = None, draws: RepeatedDraws | None = None
+    model_class, case: Case, device: str, dtype: torch.dtype | None = None, watched: WatchedBuild | None = None
 ) -> torch.nn.Module:
-    """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`. draws: sees
+    """`model_class(*init)` on `device`, with the parameters of `case` in their own dtypes or in `dtype`. watched: sees
     how it is built."""
     seed_generators(0)  # a constructor's other random numbers are then the same for Model and ModelNew
-    with draws or RepeatedDraws():
+    with watched or RepeatedDraws():
         model = model_class(*[tensor_trees.place(value, device) for value in case.init])
     model = model.to(device)
     if dtype or case.dtype:
@@ -356,10 +358,10 @@ def holds_state_alone(model: torch.nn.Module, state: dict) -> bool:
     return held(model).keys() <= state.keys()
 
 
-def depends_on_no_device(model: torch.nn.Module, draws: RepeatedDraws) -> bool:
+def depends_on_no_device(model: torch.nn.Module, watched: WatchedBuild) -> bool:
     """Were no numbers read while a model was built, and none drawn on the CPU, where they come in another order if the
     parameters are not drawn there too? Does nothing else hold a tensor since, a table of the file say?"""
-    return not (draws.has_read or "cpu" in draws.drawn_on or draws.left_besides(held(model).values()))
+    return not (watched.has_read or "cpu" in watched.drawn_on or watched.left_besides(held(model).values()))
 
 
 def cast_module(model: torch.nn.Module, dtype: torch.dtype) -> None:

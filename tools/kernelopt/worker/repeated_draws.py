@@ -24,6 +24,25 @@ class RepeatedDraws(TorchDispatchMode):
 
     The CPU draws one number after the other: two bf16 matrices of 45 million took 3 s on the host of an H100, and a
     verdict on two cases builds the reference 17 times.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in guards.GuardedAllocation: torch would import all of torch._dynamo
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        if function in IN_PLACE and is_large(arguments[0]):
+            return draw(arguments[0], lambda numbers: function(numbers, *arguments[1:], **keywords))
+        if function in FACTORIES and math.prod(arguments[0]) > LARGE:
+            made = torch.empty(arguments[0], **keywords)
+            if is_large(made):
+                return draw(made, lambda numbers: numbers.copy_(function([DRAWN], **keywords)))
+        return function(*arguments, **keywords)
+
+
+class WatchedBuild(RepeatedDraws):
+    """Sees also whether what is built inside depends on the device.
 
     has_read: whether numbers of tensors became numbers of Python's, or sizes. drawn_on: the types of the devices that
     drew numbers.
@@ -40,30 +59,15 @@ class RepeatedDraws(TorchDispatchMode):
         left = filter(lambda tensor: tensor is not None, (made() for made in self._made))
         return any(tensor.untyped_storage()._cdata not in storages for tensor in left)
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in guards.GuardedAllocation: torch would import all of torch._dynamo
-
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        keywords = keywords or {}
         self.has_read |= any(tag in function.tags for tag in READING)
-        self.has_read |= function in COPYING and keywords.get("device") == torch.device("cpu")
-        result = self._done(function, arguments, keywords)
+        self.has_read |= function in COPYING and (keywords or {}).get("device") == torch.device("cpu")
+        result = super().__torch_dispatch__(function, types, arguments, keywords)
         if isinstance(result, torch.Tensor) and result.layout is torch.strided:
             self._made.append(weakref.ref(result))
             if torch.Tag.nondeterministic_seeded in function.tags:
                 self.drawn_on.add(result.device.type)
         return result
-
-    def _done(self, function, arguments: tuple, keywords: dict):
-        """What the function returns."""
-        if function in IN_PLACE and is_large(arguments[0]):
-            return draw(arguments[0], lambda numbers: function(numbers, *arguments[1:], **keywords))
-        if function in FACTORIES and math.prod(arguments[0]) > LARGE:
-            made = torch.empty(arguments[0], **keywords)
-            if is_large(made):
-                return draw(made, lambda numbers: numbers.copy_(function([DRAWN], **keywords)))
-        return function(*arguments, **keywords)
 
 
 def is_large(tensor: torch.Tensor) -> bool:
