@@ -48,11 +48,12 @@ def chosen(sizes: Keywords, own: dict, workload: str) -> Keywords:
 
 
 def other_sizes(
-    sizes: Keywords, small: Keywords, narrow: bool, possible: Callable[[Keywords], bool]
+    sizes: Keywords, small: Keywords, larger: Keywords, narrow: bool, possible: Callable[[Keywords], bool]
 ) -> Iterator[tuple[str, Keywords]]:
-    """(name, keywords) for all sizes but the primes just below. small: small primes where the task takes them. narrow:
-    the task's own sizes are large, so that the sizes that stay are small. A size that can only be a power of two, or a
-    multiple of something, becomes twice and half as large."""
+    """(name, keywords) for all sizes but the primes just below. small: small primes where the task takes them. larger:
+    sizes above its own where those are small, or none. narrow: the task's own sizes are large, so that the sizes that
+    stay are small. A size that can only be a power of two, or a multiple of something, becomes twice and half as large.
+    A size that passes a tile stands beside larger ones: of few lengths drawn up to it, none may pass the tile."""
     yield "prime sizes", small
     others = small if narrow else {}
     for name, size in sizes.items():
@@ -64,7 +65,7 @@ def other_sizes(
             for other in (2 * size, max(size // 2, 1)):
                 yield one(name, size, other), {**others, name: other}
         passing = max(beyond(size), TILE + 1)
-        yield one(name, size, passing), {**small, name: passing}
+        yield one(name, size, passing), {**(larger or small), name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)
     yield f"all sizes {EQUAL}", dict.fromkeys(sizes, EQUAL)
     drawn = drawn_sizes(sizes, possible)

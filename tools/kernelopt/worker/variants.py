@@ -79,8 +79,8 @@ def of_keywords(
     if not full:
         return made + ([Variant(LARGER, [], keywords=larger)] if larger else [])
     small = keyword_sizes.smallest(sizes, possible)
-    named = keyword_sizes.other_sizes(sizes, small, narrow=not shapes.small([]), possible=possible)
-    for name, keywords in [*named, (LARGER, larger)]:
+    named = keyword_sizes.other_sizes(sizes, small, larger, narrow=not shapes.small([]), possible=possible)
+    for name, keywords in [(LARGER, larger), *named]:  # of two names for the same sizes the first stays
         if keywords and {**sizes, **keywords} not in [sizes, *({**sizes, **one.keywords} for one in made)]:
             made.append(Variant(name, [], keywords=keywords))
     layouts_too = reference.declarations.layouts is None
