@@ -256,7 +256,7 @@ def cuda_runtime(tmp_path_factory):
         source.write_text(candidate["CUDA"])
         defined = [f"-D{constant}={candidate[constant]}" for constant in constants] + [f"-DTORCH_EXTENSION_NAME={name}"]
         python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=compute_90a"
-        options = ["-std=c++17", "-O1", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python, *defined]
+        options = ["-std=c++17", "-G", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python, *defined]
         subprocess.run([programs.find("nvcc"), *options, source, library, "-o", extension], check=True)
         spec = importlib.util.spec_from_file_location(name, extension)
         module = importlib.util.module_from_spec(spec)
