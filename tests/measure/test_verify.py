@@ -182,6 +182,30 @@ def test_the_candidate_is_judged_in_the_dtype_of_the_task(interpreter, problem):
     assert found["cases"][0]["outputs"][0]["dtype"] == "torch.bfloat16"
 
 
+@pytest.mark.parametrize("extra", ["torch.ones(3)", "{'amax': 2.0}", "b'layout 2'"])
+def test_extra_state_of_a_module_is_no_parameter(interpreter, tmp_path, extra):
+    """get_extra_state may return anything, which each constructor makes anew."""
+    reference = f"""
+class Layer(nn.Linear):
+    def get_extra_state(self): return {extra}
+    def set_extra_state(self, state): pass
+class Model(nn.Module):
+    def __init__(self): super().__init__(); self.layer = Layer(16, 16, bias=False)
+    def forward(self, x): return self.layer(x)
+def get_inputs(): return [torch.randn(24, 16)]
+def get_init_inputs(): return []
+"""
+    kernel = """
+class ModelNew(nn.Module):
+    def __init__(self): super().__init__(); self.layer = nn.Linear(16, 16, bias=False)
+    def forward(self, x): return x @ self.layer.weight.t()
+"""
+    for dtype in (None, "bf16"):
+        assert (found := judge(interpreter, tmp_path, reference, kernel, dtype=dtype))["status"] == "OK", found[
+            "summary"
+        ]
+
+
 def test_lower_precision_than_asked_fails_in_fp32(interpreter, problem):
     problem["kernel"].write_text(
         kernel_text("return (torch.clamp(x * self.weight, min=0) * self.scale).half().float()")

@@ -178,7 +178,7 @@ def case_without_values(reference: str, workload: str, dtype: str | None) -> tup
     def built(place: str) -> problem.Case:
         with NothingDrawn():
             model, inputs, init = loaded.build(workload, 0, dtype, place)
-        return problem.Case(inputs, init, {name: value.detach() for name, value in model.state_dict().items()}, dtype)
+        return problem.Case(inputs, init, tensor_trees.state(model), dtype)
 
     with contextlib.suppress(Exception):  # a reference that reads what it draws needs memory
         large = built(META)

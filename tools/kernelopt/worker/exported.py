@@ -42,7 +42,7 @@ def interface_of(loaded: problem.Reference, model: torch.nn.Module, inputs: list
         parameters=[loaded.declarations.name(at) for at in range(len(inputs))],
         kinds=[kind_of(value) for value in inputs],
         constructor=None if None in texts else texts,
-        weights=list(model.state_dict()),
+        weights=list(tensor_trees.state(model)),
         mutates=list(loaded.declarations.mutates),
         workloads=list(loaded.workloads),
         declared=loaded.declared(),

@@ -197,7 +197,7 @@ class Reference:
                 and tensor.isfinite().all()
             ):
                 tensor.data += 0.2 * torch.rand_like(tensor)
-        state = {name: value.detach() for name, value in model.state_dict().items()}
+        state = tensor_trees.state(model)
         return Case(
             [tensor_trees.place(value, device) for value in inputs],
             [tensor_trees.place(value, device) for value in init],
@@ -338,7 +338,7 @@ def bind(
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
     if dtype is None:
-        own = model.state_dict()
+        own = tensor_trees.state(model)
         take_dtypes(model, {name: value for name, value in case.state.items() if name in own})
     loaded = model.load_state_dict(case.state, strict=False)  # whose hooks may pack Model's parameters
     if lacking := sorted(loaded.unexpected_keys):

@@ -26,18 +26,16 @@ def held(reference: problem.Reference, workload: str, seed: int, dtype: str | No
 
     def counted(model, inputs: list) -> Held:
         return Held(
-            *(sum(one.nbytes for one in tensors) for tensors in (tensor_trees.input_tensors(inputs), state(model)))
+            *(
+                sum(one.nbytes for one in tensors)
+                for tensors in (tensor_trees.input_tensors(inputs), tensor_trees.state(model).values())
+            )
         )
 
     try:
         return blank.on_meta(reference, workload, dtype, counted, sizes, seed)
     except Exception:
         return None
-
-
-def state(model) -> list:
-    """The tensors that problem.Reference.case stores of a model."""
-    return list(model.state_dict().values())
 
 
 def trial(

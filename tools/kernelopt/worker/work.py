@@ -73,7 +73,7 @@ def _count(
     causal, counter = CausalAttention(masks), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
     operands = Operands(counter.flop_registry)
     arguments = tensor_trees.input_tensors(inputs)
-    incoming = arguments + list(model.state_dict().values())
+    incoming = arguments + list(tensor_trees.state(model).values())
     reads = traffic.Reads(incoming)
     masks.begin([*arguments, *model.parameters()])
     with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands, reads:
