@@ -190,15 +190,21 @@ class Layer(nn.Linear):
     def get_extra_state(self): return {extra}
     def set_extra_state(self, state): pass
 class Model(nn.Module):
-    def __init__(self): super().__init__(); self.layer = Layer(16, 16, bias=False)
-    def forward(self, x): return self.layer(x)
+    def __init__(self):
+        super().__init__()
+        self.layer = Layer(16, 16, bias=False)
+        self.register_buffer("more_extra_state", torch.ones(16))
+    def forward(self, x): return self.layer(x) * self.more_extra_state
 def get_inputs(): return [torch.randn(24, 16)]
 def get_init_inputs(): return []
 """
     kernel = """
 class ModelNew(nn.Module):
-    def __init__(self): super().__init__(); self.layer = nn.Linear(16, 16, bias=False)
-    def forward(self, x): return x @ self.layer.weight.t()
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(16, 16, bias=False)
+        self.register_buffer("more_extra_state", torch.empty(16))
+    def forward(self, x): return x @ self.layer.weight.t() * self.more_extra_state
 """
     for dtype in (None, "bf16"):
         assert (found := judge(interpreter, tmp_path, reference, kernel, dtype=dtype))["status"] == "OK", found[
