@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         if (DEPTH < 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
         int stage = 0;
         u32 parity = 0;
-        float acc[128];
+        float acc[128];  // one array of one shape, which a tile's first product overwrites, compiles without a value
         const u32 slot = slots + group * 2 * SLOT_BYTES;
         const int thread = threadIdx.x % 128;
         const int at_row = warp % 4 * 16 + lane % 8 + lane / 8 % 2 * 8;  // the row whose address this lane gives to stmatrix

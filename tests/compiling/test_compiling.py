@@ -226,10 +226,13 @@ def test_where_the_code_cannot_be_read_its_ptx_says_what_it_has(tmp_path, monkey
 def test_a_row_shows_the_kernel_with_the_most_registers_and_the_most_spills(h100):
     kernels = (
         CompiledKernel(name="small", registers=20, spill_bytes=64, shared_bytes=0, occupancy_pct=100.0),
-        CompiledKernel(name="large", registers=168, spill_bytes=8, shared_bytes=4096, occupancy_pct=25.0),
+        CompiledKernel(name="large", registers=168, spill_bytes=8, shared_bytes=4096, occupancy_pct=25.0, warps=4),
     )
     shown = resources.of_compiled(Compiled(h100, Status.OK, None, kernels))
     assert shown == resources.Resources("large", 168, 64, 4096, 25.0)
+    of_cuda = tuple(replace(kernel, warps=None, occupancy_pct=None) for kernel in kernels)
+    shown = resources.of_compiled(Compiled(h100, Status.OK, None, of_cuda))
+    assert shown.shared_bytes is None  # a launch adds to the 4096
     assert resources.of_compiled(Compiled(h100, Status.OK, None)) == resources.Resources()
 
 

@@ -775,9 +775,10 @@ def test_the_table_names_candidates_whose_wgmma_ptxas_serializes():
     result = result_with(["default"])
     slow, other, *_ = result["rows"]
     slow["wgmma_serialized"] = other["wgmma_serialized"] = "insufficient register resources"
-    assert f"ptxas serializes wgmma, insufficient register resources: {slow['name']}, {other['name']}" in table.lines(
-        result, None
-    )
+    lines = table.lines(result, None)
+    said = lines.index(f"ptxas serializes wgmma, insufficient register resources: {slow['name']}, {other['name']}")
+    page = lines[said + 1].rpartition(" ")[2]
+    assert f"`{slow['wgmma_serialized']}" in (BUNDLE / page).read_text()
 
 
 def test_a_plan_that_cites_a_wrong_kernel_says_so(ready):

@@ -82,7 +82,8 @@ def test_each_code_of_serialised_wgmma_was_given_with_its_reason():
 
 
 def test_what_the_page_says_of_values_and_shapes_is_what_was_compiled():
-    """Of the sources: two shapes without and with a value; two shapes in one array; a read behind a wait, and without."""
+    """Of the sources: two shapes without and with a value; two shapes in one array; a read behind a wait, and without;
+    sums that start with widened bf16, named and not."""
 
     def messages_of(words: str, flag: str = "-v") -> str:
         (found,) = [row["messages"] for row in NVCC if words in row["source"] and row["flags"].endswith(flag)]
@@ -93,6 +94,8 @@ def test_what_the_page_says_of_values_and_shapes_is_what_was_compiled():
     assert messages_of("half(d+4") == "(C7511) 0 bytes stack"
     assert messages_of("W(1); if(i==3) for") == "(C7514) 0 bytes stack"
     assert messages_of("if(i==3){ W(0)") == "0 bytes stack"
+    assert messages_of("y[j]<<16); for(int i") == "(C7514) 0 bytes stack"
+    assert messages_of("y[j]<<16); for(int j") == "0 bytes stack"
     assert messages_of("float e[4]") == "(C7519) 0 bytes stack"
 
 

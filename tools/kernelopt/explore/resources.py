@@ -64,14 +64,16 @@ def of_call(call: CompiledCall, trace: Path, product: wiki.Page | None) -> Resou
 
 
 def of_compiled(compiled: Compiled) -> Resources:
-    """What a row shows of a compilation: of the kernel with the most registers; the spills are the most of any."""
+    """What a row shows of a compilation: of the kernel with the most registers; the spills are the most of any. Of CUDA
+    C++ the shared memory is unknown, as a launch adds to it."""
     if not compiled.chosen:
         return Resources()
     main = max(compiled.chosen, key=lambda kernel: kernel.registers or 0)
     spills = [kernel.spill_bytes for kernel in compiled.chosen if kernel.spill_bytes is not None]
     serialized = next(filter(None, (kernel.wgmma_serialized for kernel in compiled.chosen)), None)
     most = max(spills, default=None)
-    return Resources(main.name, main.registers, most, main.shared_bytes, main.occupancy_pct, serialized)
+    shared = main.shared_bytes if main.warps else None  # CUDA C++ chooses both at the launch
+    return Resources(main.name, main.registers, most, shared, main.occupancy_pct, serialized)
 
 
 def spill_bytes(call: CompiledCall) -> int | None:

@@ -86,7 +86,8 @@ def serialized(rows: list[dict]) -> list[str]:
     """All candidates whose wgmma instructions ptxas serializes, by its reason."""
     reasons = [(row["name"], row.get("wgmma_serialized")) for row in rows]  # older explorations lack it
     by_reason = grouped([(name, reason) for name, reason in reasons if reason])
-    return [f"ptxas serializes wgmma, {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
+    said = [f"ptxas serializes wgmma, {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
+    return [*said, "what provokes each, and what to do: gpu-wiki/docs/errors/nvcc-ptxas.md"] if said else []
 
 
 def proved(row: dict) -> list[str]:
