@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import types
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from conftest import BUNDLE, STAND_INS, kernel_text, run_tool, tool_json
 from kernelopt.device import fork_server, gpu, gpu_lock, isolation, landlock, sandbox
 from kernelopt.device.sandbox import Sandbox
-from kernelopt.errors import EnvironmentLacks
+from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.measure import verify
 from kernelopt.session.subject import KernelUnderTest
 
@@ -217,6 +218,20 @@ def test_under_landlock_native_code_writes_connects_and_signals_nowhere_else(pro
 def test_under_landlock_a_kernel_ends_no_process_outside(problem, landlocked):
     body = "import ctypes, os\nraise ValueError(ctypes.CDLL(None).kill(os.getppid(), 9))"
     assert "ValueError: -1" in said_inside(problem, landlocked, body)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm")
+def test_the_judges_files_never_lie_where_kernels_may_write(monkeypatch):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, tempfile.TemporaryDirectory() as other:
+        link = Path(other) / "link"
+        link.symlink_to(folder)
+        for home in (Path(folder), link):
+            with pytest.raises(UsageError, match=r"kernels may write.*TMPDIR"):
+                Sandbox("cpu-interpreter", home)
+            monkeypatch.setattr(tempfile, "tempdir", str(home))
+            with pytest.raises(UsageError):
+                Sandbox("cpu-interpreter")
+        assert not list(Path(folder).iterdir())
 
 
 def test_an_unknown_sandbox_is_refused(problem):

@@ -8,6 +8,7 @@ import ctypes
 import os
 import struct
 
+SHARED_MEMORY = "/dev/shm"  # writable in every sandbox
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 ASK_VERSION, PATH_BENEATH = 1, 1
 PR_SET_NO_NEW_PRIVS = 38
@@ -37,7 +38,7 @@ def confine(writable: list[str]) -> None:
     rules = _done(_call(CREATE_RULESET, attributes, len(attributes), 0))
     to_devices = files & (WRITE_FILE | TRUNCATE)
     for path, rights in [
-        *((path, files) for path in (*writable, "/dev/shm")),
+        *((path, files) for path in (*writable, SHARED_MEMORY)),
         ("/dev", to_devices),
         ("/proc", to_devices),
     ]:

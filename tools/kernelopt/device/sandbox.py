@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import IO
 
 from .. import bundle
-from ..errors import EnvironmentLacks
+from ..errors import EnvironmentLacks, UsageError
 from ..statuses import Status
 from . import gpu, gpu_lock
 from .fork_server import WORKER, Child, Exit, Server, kill_group, start_child
 from .isolation import BWRAP, isolation
+from .landlock import SHARED_MEMORY
 from .pipes import REPORT_BYTES, Pump, Report, Tail
 from .spent import Spent
 from .stop_signal import Stop
@@ -71,6 +72,7 @@ class Sandbox:
         self.isolation = isolation(kind)
         self.gpu = gpu.identify() if device == "cuda" else None
         home = cache or Path(tempfile.gettempdir())
+        refuse_shared_memory(home)
         home.mkdir(exist_ok=True)
         remove_abandoned(home)
         self.scratch, self._alive = new_scratch(home)
@@ -235,7 +237,7 @@ class Sandbox:
         if self.isolation != "bwrap":
             return []
         open_folders = [part for folder in self._writable() for part in ("--bind", folder, folder)]
-        shared_memory = ["--bind", "/dev/shm", "/dev/shm"] if Path("/dev/shm").is_dir() else []
+        shared_memory = ["--bind", SHARED_MEMORY, SHARED_MEMORY] if Path(SHARED_MEMORY).is_dir() else []
         base = [*BWRAP, "--dev-bind", "/dev", "/dev", *shared_memory, "--proc", "/proc"]
         return [*base, *open_folders, "--unshare-net", "--unshare-pid", "--die-with-parent", "--"]
 
@@ -319,6 +321,15 @@ def run_to_end(
         kill_group(process)
     log.finish()
     return Exit(code, timed_out, time.monotonic() - start), log.reader.text()
+
+
+def refuse_shared_memory(home: Path) -> None:
+    """UsageError where the judge's files would lie in /dev/shm: kernels may write there, as CUDA does under MPS."""
+    if home.resolve().is_relative_to(SHARED_MEMORY):
+        raise UsageError(
+            f"{home} is in {SHARED_MEMORY}, where kernels may write: they could change what judges them. Set TMPDIR to "
+            "another folder, or make the workspace elsewhere"
+        )
 
 
 def new_scratch(home: Path) -> tuple[Path, IO]:
