@@ -207,9 +207,8 @@ class ModelNew(nn.Module):
     def forward(self, x): return x @ self.layer.weight.t() * self.more_extra_state
 """
     for dtype in (None, "bf16"):
-        assert (found := judge(interpreter, tmp_path, reference, kernel, dtype=dtype))["status"] == "OK", found[
-            "summary"
-        ]
+        found = judge(interpreter, tmp_path, reference, kernel, dtype=dtype)
+        assert found["status"] == "OK", found["summary"]
 
 
 def test_lower_precision_than_asked_fails_in_fp32(interpreter, problem):

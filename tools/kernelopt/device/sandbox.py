@@ -324,7 +324,7 @@ def run_to_end(
 
 
 def refuse_shared_memory(home: Path) -> None:
-    """UsageError where the judge's files would lie in /dev/shm: kernels may write there, as CUDA does under MPS."""
+    """UsageError where the judge's files would lie in /dev/shm: kernels may write there."""
     if home.resolve().is_relative_to(SHARED_MEMORY):
         raise UsageError(
             f"{home} is in {SHARED_MEMORY}, where kernels may write: they could change what judges them. Set TMPDIR to "

@@ -23,6 +23,7 @@ from .context import Candidate, Context, load_reference
 from .elsewhere import AsOnGpu, Elsewhere, NothingDrawn
 from .extensions import Extensions, Stop
 from .faults import OracleError, blaming, describe, passed_over_errors
+from .state import saved
 
 STAGES = ("ptx", "cubin", "amdgcn", "hsaco")
 PRINTED_ERROR = re.compile(r"^(\S*: )?(fatal )?error: ", re.MULTILINE)
@@ -178,7 +179,7 @@ def case_without_values(reference: str, workload: str, dtype: str | None) -> tup
     def built(place: str) -> problem.Case:
         with NothingDrawn():
             model, inputs, init = loaded.build(workload, 0, dtype, place)
-        return problem.Case(inputs, init, tensor_trees.state(model), dtype)
+        return problem.Case(inputs, init, saved(model), dtype)
 
     with contextlib.suppress(Exception):  # a reference that reads what it draws needs memory
         large = built(META)

@@ -18,7 +18,7 @@ from ..session.interface import NUMBER, TENSOR, Interface
 from . import blank, problem, tensor_trees
 from .context import Context, load_reference
 from .faults import OracleError, blaming
-from .state import identical
+from .state import identical, saved
 
 Call = Callable[[list, list[torch.Tensor]], object]  # of the inputs and the weights
 VARIANT = "torch-cuda"  # the folder of a package for Hugging Face kernels that runs on NVIDIA cards, for any torch
@@ -42,7 +42,7 @@ def interface_of(loaded: problem.Reference, model: torch.nn.Module, inputs: list
         parameters=[loaded.declarations.name(at) for at in range(len(inputs))],
         kinds=[kind_of(value) for value in inputs],
         constructor=None if None in texts else texts,
-        weights=list(tensor_trees.state(model)),
+        weights=list(saved(model)),
         mutates=list(loaded.declarations.mutates),
         workloads=list(loaded.workloads),
         declared=loaded.declared(),

@@ -53,7 +53,7 @@ def other_sizes(
     """(name, keywords) for all sizes but the primes just below. small: small primes where the task takes them. larger:
     sizes above its own where those are small, or none. narrow: the task's own sizes are large, so that the sizes that
     stay are small. A size that can only be a power of two, or a multiple of something, becomes twice and half as large.
-    A size that passes a tile stands beside larger ones: of few lengths drawn up to it, none may pass the tile."""
+    A size that passes a tile stands beside larger ones too: of few lengths drawn up to it, none may pass the tile."""
     yield "prime sizes", small
     others = small if narrow else {}
     for name, size in sizes.items():
@@ -65,7 +65,9 @@ def other_sizes(
             for other in (2 * size, max(size // 2, 1)):
                 yield one(name, size, other), {**others, name: other}
         passing = max(beyond(size), TILE + 1)
-        yield one(name, size, passing), {**(larger or small), name: passing}
+        yield one(name, size, passing), {**small, name: passing}
+        if larger:
+            yield f"{one(name, size, passing)}, others larger", {**larger, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)
     yield f"all sizes {EQUAL}", dict.fromkeys(sizes, EQUAL)
     drawn = drawn_sizes(sizes, possible)

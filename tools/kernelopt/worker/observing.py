@@ -76,7 +76,7 @@ def of_call(model: Callable, inputs: list, ran: str) -> Observation:
         list(result) if isinstance(result, dict) else None,
         len(inputs),
         changed,
-        tensor_trees.held_bytes([*tensor_trees.input_tensors(inputs), *tensor_trees.state(model).values()]),
+        tensor_trees.held_bytes([*tensor_trees.input_tensors(inputs), *state.saved(model).values()]),
     )
 
 

@@ -27,7 +27,7 @@ from . import keyword_sizes, named_devices, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
 from .repeated_draws import RepeatedDraws, WatchedBuild
-from .state import held
+from .state import held, saved
 
 PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
 STATE = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of a module's attributes
@@ -197,7 +197,7 @@ class Reference:
                 and tensor.isfinite().all()
             ):
                 tensor.data += 0.2 * torch.rand_like(tensor)
-        state = tensor_trees.state(model)
+        state = saved(model)
         return Case(
             [tensor_trees.place(value, device) for value in inputs],
             [tensor_trees.place(value, device) for value in init],
@@ -338,7 +338,7 @@ def bind(
     if dtype or case.dtype:
         cast_module(model, dtype or tensor_trees.TORCH_DTYPES[case.dtype])
     if dtype is None:
-        own = tensor_trees.state(model)
+        own = saved(model)
         take_dtypes(model, {name: value for name, value in case.state.items() if name in own})
     loaded = model.load_state_dict(case.state, strict=False)  # whose hooks may pack Model's parameters
     if lacking := sorted(loaded.unexpected_keys):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from . import blank, problem, tensor_trees
 from .keyword_sizes import Keywords
+from .state import saved
 
 TRIED_BYTES = 1 << 20  # of inputs: the reference runs on so many on the CPU, and may take long over more
 
@@ -25,12 +26,8 @@ def held(reference: problem.Reference, workload: str, seed: int, dtype: str | No
     """What a case of these sizes holds, by shapes alone; None where shapes do not tell."""
 
     def counted(model, inputs: list) -> Held:
-        return Held(
-            *(
-                sum(one.nbytes for one in tensors)
-                for tensors in (tensor_trees.input_tensors(inputs), tensor_trees.state(model).values())
-            )
-        )
+        both = tensor_trees.input_tensors(inputs), saved(model).values()
+        return Held(*(sum(one.nbytes for one in tensors) for tensors in both))
 
     try:
         return blank.on_meta(reference, workload, dtype, counted, sizes, seed)

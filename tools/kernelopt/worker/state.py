@@ -4,6 +4,7 @@ import torch
 
 from . import accuracy
 
+EXTRA_STATE = "_extra_state"  # its name in a module's state_dict
 WATCHED_BYTES = 1 << 30  # of a model's state, which is copied once; a larger one is not watched
 
 
@@ -18,6 +19,13 @@ def held(model) -> dict[str, torch.Tensor]:
         return {}
     both = *model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)
     return {name: tensor.detach() for name, tensor in both}
+
+
+def saved(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters and buffers by their names in the model's state_dict, which a case stores. What modules keep by
+    get_extra_state is left out: it may be anything, and each constructor makes it again."""
+    both = model.state_dict().items()
+    return {name: value.detach() for name, value in both if name.rpartition(".")[2] != EXTRA_STATE}
 
 
 def changed(model, before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -20,7 +20,6 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 # an H200 gave 1.2 GB/s. Beyond that size torch would round the pinned memory up to the next power of two.
 PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 SAME = 1e-3  # of the norm; fingerprints of other contents differ by about all of it
-EXTRA_STATE = "_extra_state"  # its name in a module's state_dict
 PIECE = 1 << 24  # elements of which a fingerprint is taken at once
 MIXING = 2_654_435_761  # odd, so that weights of neighbouring places look drawn
 
@@ -259,13 +258,6 @@ def structure(value) -> str:
         if isinstance(value, kind):
             return "[" + ", ".join(structure(item) for item in kind.__iter__(value)) + "]"
     return "None" if value is None else "tensor"
-
-
-def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a model, by their names in its state_dict. What modules keep by get_extra_state is
-    left out: it may be anything, and each constructor makes it again."""
-    held = model.state_dict().items()
-    return {name: value.detach() for name, value in held if name.rpartition(".")[2] != EXTRA_STATE}
 
 
 def input_tensors(values: list) -> list[torch.Tensor]:

@@ -12,6 +12,7 @@ from ..hardware.work import COUNTED, CountedWorkload, Work
 from . import blank, problem, tensor_trees, traffic
 from .contract import CastOfQuantised, InvalidDeclaration
 from .masked_products import MaskedProducts
+from .state import saved
 
 # A task with MUTATES is run for real, up to these sizes, to see which elements of its inputs change: some 10 s.
 REAL_BYTES, REAL_FLOPS = 2 << 30, 20 * 10**9
@@ -73,7 +74,7 @@ def _count(
     causal, counter = CausalAttention(masks), FlopCounterMode(display=False, custom_mapping=MORE_PRODUCTS)
     operands = Operands(counter.flop_registry)
     arguments = tensor_trees.input_tensors(inputs)
-    incoming = arguments + list(tensor_trees.state(model).values())
+    incoming = arguments + list(saved(model).values())
     reads = traffic.Reads(incoming)
     masks.begin([*arguments, *model.parameters()])
     with counter, sdpa_kernel(SDPBackend.MATH), plain, causal, operands, reads:
