@@ -122,6 +122,14 @@ def test_a_reference_that_loops_over_offsets_needs_no_contents_of_other_numbers(
     assert counted.work.flops == 2 * rows << 40 and 8 <= rows <= 32
 
 
+BY_SHARES = OFFSETS.replace("torch.randint(1, 5, (8,))", "torch.bincount(torch.rand(20, 8).argmax(1), minlength=8)")
+
+
+def test_offsets_that_floats_decide_need_no_contents_of_large_tensors(tmp_path):
+    drawn = reference(tmp_path / "drawn.py", BY_SHARES)
+    assert work.estimate(drawn, "default", None, "cpu").work.flops == 2 * 20 << 40
+
+
 WRITES = """
 import torch
 from torch import nn

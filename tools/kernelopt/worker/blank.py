@@ -2,7 +2,8 @@
 
 There are two kinds. Meta tensors cost nothing. Fake tensors also know their device and take real ones beside them,
 but their first use imports torch._dynamo, which takes as long as importing torch. So fake tensors are the second try.
-The third is for references that loop over offsets or lengths: fake tensors beside real whole numbers.
+The third is for references that loop over offsets or lengths: fake tensors beside real whole numbers. The fourth is for
+offsets that are drawn by shares or scores: small floats are real there too.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import problem, tensor_trees
 
 UNWATCHED = contextlib.nullcontext()
+SMALL = 1 << 20  # elements: scores of 16384 tokens for 64 experts
 
 
 def on_meta(
@@ -52,17 +54,31 @@ def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: 
 def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
     """`do(model, inputs)` on fake tensors of the CPU, with the contents of what whole numbers alone decide. Raises what
     the reference raises, and where it needs the contents of other numbers."""
+    return _beside_real_ones(reference, workload, dtype, do, watch, real_floats=0)
+
+
+def beside_small_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
+    """The same, with the contents of new tensors of at most SMALL floats as well."""
+    return _beside_real_ones(reference, workload, dtype, do, watch, real_floats=SMALL)
+
+
+def _beside_real_ones(reference, workload, dtype, do, watch, real_floats: int):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     reference = reference.apart("fake")
-    with FakeTensorMode(allow_non_fake_inputs=True), WholeNumbers(), watch:
+    with FakeTensorMode(allow_non_fake_inputs=True), RealNumbers(real_floats), watch:
         model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
         with reference.on("cpu"):
             return do(model, inputs)
 
 
-class WholeNumbers(TorchDispatchMode):
-    """Inside a FakeTensorMode: a new tensor of whole numbers is a real one, and so is what real tensors give."""
+class RealNumbers(TorchDispatchMode):
+    """Inside a FakeTensorMode: a new tensor of whole numbers, or of at most so many floats, is a real one, and so is
+    what real tensors give."""
+
+    def __init__(self, floats: int):
+        super().__init__()
+        self._floats = floats
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
@@ -71,7 +87,8 @@ class WholeNumbers(TorchDispatchMode):
         tensors = tensor_trees.input_tensors([*args, *kwargs.values()])
         if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
             new = None if tensors else function(*args, **kwargs)
-            if tensors or not (isinstance(new, torch.Tensor) and new.is_floating_point()):
+            floats = new.numel() if isinstance(new, torch.Tensor) and new.is_floating_point() else 0
+            if tensors or floats <= self._floats:
                 with unset_fake_temporarily():
                     return function(*args, **kwargs)
             return new
@@ -87,7 +104,7 @@ def written(function, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     return tensor_trees.input_tensors([given[name] for name in names if name in given])
 
 
-BLANK = (on_meta, on_fake, beside_whole_numbers)
+BLANK = (on_meta, on_fake, beside_whole_numbers, beside_small_numbers)
 
 
 def on_shapes(
