@@ -113,6 +113,22 @@ MASKS = {
         "    m = at[i : i + 8, None] < at\n"
         "    outs.append(attention((q[:, :, i : i + 8] @ k.mT).masked_fill(m, -INF), v))\nreturn torch.cat(outs, 2)"
     ),
+    "beside a sink": (
+        "s = s.masked_fill(later, -INF)\nsink = q[..., :1].float()\n"
+        "return torch.softmax(torch.cat([s, sink.to(s.dtype)], -1), -1)[..., :-1] @ v"
+    ),
+    "beside a sink, less the highest": (
+        "s = torch.cat([v[..., :1], s + torch.full((40, 40), -INF, device=q.device).triu(1)], dim=-1)\n"
+        "s = s - s.max(-1, keepdim=True).values\nreturn torch.softmax(s, -1)[..., 1:] @ v"
+    ),
+    "masked beside a sink": (
+        "m = torch.zeros(40, 41, dtype=torch.bool, device=q.device)\nm[:, :40] = later\n"
+        "s = torch.cat([s, v[..., :1]], -1).masked_fill(m, -INF)\nreturn torch.softmax(s, -1)[..., :40] @ v"
+    ),
+    "of keys side by side": (
+        "both = torch.cat([q @ k[:, :, :24].mT, q @ k[:, :, 24:].mT], -1)\n"
+        "return attention(both.masked_fill(later, -INF), v)"
+    ),
     "torch's attention": "F.scaled_dot_product_attention(q, k, v, attn_mask=~later)",
     "torch's attention, added": "F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias[:40, :40])",
     "torch's attention, of all heads": "F.scaled_dot_product_attention(q, k, v, attn_mask=~later[None, None])",
@@ -277,6 +293,10 @@ WHOLE = {
     ),
     "two that leave nothing": "e = s.exp()\nreturn s, e @ v",
     "its result": "attention(s, v).masked_fill(at[:, None] > 20, 0)",
+    "beside one without a mask": (
+        "p = torch.softmax(torch.cat([s.masked_fill(later, -INF), s], -1), -1)\nreturn (p[..., :40] + p[..., 40:]) @ v"
+    ),
+    "beside a sink, then taken apart": ("s = torch.cat([s, v[..., :1]], -1)[..., :-1]\nreturn s, attention(s, v)"),
     "random": "attention(s.masked_fill(torch.rand(40, 40, device=q.device) > 0.5, -INF), v)",
 }
 

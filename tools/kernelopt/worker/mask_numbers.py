@@ -268,3 +268,21 @@ def by_numbers(operation: Callable, *values) -> Numbers:
         return Numbers.alike(result.reshape([1] * dims))
     added = [1] * (dims - codes.tensor.dim())
     return Numbers(codes.viewed(codes.tensor.reshape([*added, *codes.tensor.shape])), result)
+
+
+def side_by_side(numbers: list[Numbers], shapes: list[torch.Size], dim: int) -> Numbers:
+    """Those of tensors of these shapes, laid side by side along a dimension. Raises TooMany."""
+    if sum(len(one.values) for one in numbers) > MOST:
+        raise TooMany
+    codes = [once(one.expanded(shape)) for one, shape in zip(numbers, shapes, strict=True)]
+    sizes = list(torch.broadcast_shapes(*(one.select(dim, 0).shape for one in codes)))
+    dim %= len(sizes) + 1
+    lengths = [shape[dim] for shape in shapes]
+    sizes.insert(dim, sum(lengths))
+    if math.prod(sizes) > LARGEST:
+        raise TooMany
+    made, before, start = torch.empty(sizes, dtype=torch.uint8, device="cpu"), 0, 0
+    for one, each, length in zip(numbers, codes, lengths, strict=True):
+        made.narrow(dim, start, length).copy_(each).add_(before)
+        before, start = before + len(one.values), start + length
+    return Numbers(Codes(made), torch.cat([one.values for one in numbers]))

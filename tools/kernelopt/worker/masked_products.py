@@ -6,7 +6,7 @@ that is too high makes the gate refuse a fast and right kernel; one that is too 
 verification still finds a kernel that leaves work out. So masks are followed far, by rules that keep what a kernel must
 do; docs/limits.md has the cases in which too much is taken off:
 
-- what cannot be followed counts whole: a reshape that mixes masked elements and others, cat, operations that are not in
+- what cannot be followed counts whole: a reshape that mixes masked elements and others, operations that are not in
   CHAIN, the backward pass of autograd, masks of more than LARGEST elements;
 - a result that is also used without its mask counts whole there, and so does one whose mask is not for softmax or exp;
 - a zero counts as spared where it comes of a mask, never where values make it, as in ReLU;
@@ -27,7 +27,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import blank, tensor_trees
 from .mask_constants import Deferred, deferred
-from .mask_numbers import LARGEST, LOW, PIECE, Numbers, TooMany, by_numbers, coded, numbers_of, once, one_thread
+from .mask_numbers import (
+    LARGEST,
+    LOW,
+    PIECE,
+    Numbers,
+    TooMany,
+    by_numbers,
+    coded,
+    numbers_of,
+    once,
+    one_thread,
+    side_by_side,
+)
 from .traffic import place
 
 ATEN = torch.ops.aten
@@ -66,6 +78,23 @@ class Product:
         return int(self.flops * (1 - min(self.by_operands, by_result)))
 
 
+@dataclass(eq=False)
+class Joined:
+    """Results of products that cat lays side by side. pieces: of each, the size along the dimension and its sources."""
+
+    dim: int
+    pieces: list[tuple[int, tuple]]
+
+    def need(self, part: torch.Tensor, needed: Numbers) -> None:
+        """part: see Product.need; of another view than the whole, all is needed."""
+        whole, start = part.is_contiguous() and part._base is None, 0
+        for size, sources in self.pieces:
+            codes = needed.expanded(part.shape).narrow(self.dim, start, size) if whole else None
+            for product, its_part in sources:
+                product.need(its_part, needed.viewed(codes) if whole else ALL)
+            start += size
+
+
 @dataclass(frozen=True)
 class Followed:
     """What is known of a tensor that the inputs decide. numbers: what a mask made of it, NaN elsewhere; None without a
@@ -73,7 +102,7 @@ class Followed:
     tells which elements."""
 
     numbers: Numbers | None
-    sources: tuple[tuple[Product, torch.Tensor], ...] = ()
+    sources: tuple[tuple[Product | Joined, torch.Tensor], ...] = ()
 
     def need(self, needed: Numbers | None = None) -> None:
         """needed: the elements that something uses; None: all."""
@@ -90,6 +119,7 @@ class MaskedProducts(TorchDispatchMode):
         self._constants = WeakIdKeyDictionary()  # tensor -> a real one on the CPU, or a Deferred
         self._coded = WeakIdKeyDictionary()  # tensor -> the Numbers of a constant
         self._large_codes = weakref.WeakSet()
+        self._last_join = [], None
         self._followed = WeakIdKeyDictionary()  # tensor -> Followed
         self._products: list[Product] = []
         self._paused = True  # until the call begins
@@ -204,6 +234,8 @@ class MaskedProducts(TorchDispatchMode):
                 return self._viewed(function, first, args, kwargs, made) if first else {}
             if name_of(function) in CHAIN:
                 return self._chained(getattr(ATEN, name_of(function)), args, kwargs, given, made[0])
+            if operation is ATEN.cat:
+                return self._laid_side_by_side(*args, **kwargs, made=made[0])
             if operation in PRODUCTS:
                 return self._multiplied(operation, args, kwargs, given, made[0])
             if first and first.numbers is not None and operation in SOFTMAX:
@@ -265,10 +297,7 @@ class MaskedProducts(TorchDispatchMode):
             return None
 
         def numbers(tensor: torch.Tensor, flag: bool) -> Numbers:
-            if self._is_known(tensor):
-                return self._known(tensor)
-            value = flag if tensor.dtype == torch.bool else math.nan
-            return Numbers.alike(torch.full([1] * tensor.dim(), value, dtype=tensor.dtype, device="cpu"))
+            return self._known(tensor) if self._is_known(tensor) else open_numbers(tensor, flag)
 
         try:
             results = []
@@ -305,6 +334,28 @@ class MaskedProducts(TorchDispatchMode):
                 return Numbers(other, numbers.values)
         self._large_codes.add(codes)
         return numbers
+
+    def _laid_side_by_side(self, tensors: list, dim: int = 0, *, made: torch.Tensor) -> dict:
+        tensors = [
+            one for one in tensors if one.dim() == made.dim()
+        ]  # without empty ones, which may have one dimension
+        numbers = None
+        if made.is_floating_point() and any(map(self._is_known, tensors)):
+            known = [self._known(one) if self._is_known(one) else open_numbers(one) for one in tensors]
+            with contextlib.suppress(TooMany):
+                numbers = self._joined_numbers(known, [one.shape for one in tensors], dim)
+        pieces = [(one.shape[dim], self._followed[one].sources if one in self._followed else ()) for one in tensors]
+        if not any(sources for _, sources in pieces):
+            return {made: Followed(numbers)} if numbers is not None else {}
+        return {made: Followed(numbers, ((Joined(dim, pieces), torch.empty(made.shape, device="meta")),))}
+
+    def _joined_numbers(self, numbers: list[Numbers], shapes: list[torch.Size], dim: int) -> Numbers:
+        """With the codes of the join before, if that was of the same codes, as it is of head after head."""
+        before, codes, *at = self._last_join
+        if at != [shapes, dim] or not all(map(alike_but_for_values, before, numbers)):
+            codes = side_by_side(numbers, shapes, dim).codes
+            self._last_join = numbers, codes, shapes, dim
+        return Numbers(codes, torch.cat([one.values for one in numbers]))
 
     def _softmaxed(self, known: Followed, dim: int, made: torch.Tensor) -> dict:
         low, level = low_and_level(known.numbers, dim)
@@ -374,6 +425,16 @@ class WrittenNumbers(torch.overrides.TorchFunctionMode):
         if function is torch.tensor and args and not tensor_trees.input_tensors([args[0]]):
             self._masks.keep(result, args[0])
         return result
+
+
+def open_numbers(tensor: torch.Tensor, flag: bool = False) -> Numbers:
+    """Of a tensor that the inputs decide. flag: stands for its elements, if they are flags."""
+    value = flag if tensor.dtype == torch.bool else math.nan
+    return Numbers.alike(torch.full([1] * tensor.dim(), value, dtype=tensor.dtype, device="cpu"))
+
+
+def alike_but_for_values(a: Numbers, b: Numbers) -> bool:
+    return len(a.values) == len(b.values) and (len(a.values) == 1 or a.codes.same(b.codes))
 
 
 def name_of(function) -> str:
