@@ -284,13 +284,16 @@ DRAWS = torch.Generator().manual_seed(0)
         torch.complex(torch.rand(9, generator=DRAWS), torch.rand(9, generator=DRAWS)),
         torch.arange(40.0).to(torch.float8_e4m3fn),
         torch.tensor([1.0, math.nan, -math.inf, 2.0]),
+        torch.tensor([1.0, math.nan, -math.inf, 2.0], dtype=torch.float64),
     ],
     ids=lambda tensor: str(tensor.dtype),
 )
 def test_a_fingerprint_tells_contents_apart_and_is_the_same_in_pieces(monkeypatch, tensor):
+    before = tensor.clone()
     own, other = tensor_trees.fingerprint(tensor), torch.cat([tensor[1:], tensor[:1]]) if tensor.dim() else tensor + 2
     assert not tensor_trees.is_same(own, tensor_trees.fingerprint(other))
-    monkeypatch.setattr(tensor_trees, "PIECE", 4)
+    monkeypatch.setitem(tensor_trees.PIECES, "cpu", 4)
     assert tensor_trees.fingerprint(tensor) == pytest.approx(own)
     if tensor.is_floating_point():
         assert tensor_trees.is_same(own, tensor_trees.fingerprint(tensor.double() * (1 + 1e-6)))
+        assert torch.equal(tensor.view(torch.uint8), before.view(torch.uint8))

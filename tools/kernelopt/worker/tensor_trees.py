@@ -20,7 +20,8 @@ NAMES = {value: key for key, value in TORCH_DTYPES.items()}
 # an H200 gave 1.2 GB/s. Beyond that size torch would round the pinned memory up to the next power of two.
 PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 SAME = 1e-3  # of the norm; fingerprints of other contents differ by about all of it
-PIECE = 1 << 24  # elements of which a fingerprint is taken at once
+# Elements of which a fingerprint is taken at once: a cache of a processor holds them; on a GPU each piece is launches.
+PIECES = {"cpu": 1 << 17, "cuda": 1 << 24}
 MIXING = 2_654_435_761  # odd, so that weights of neighbouring places look drawn
 
 
@@ -199,11 +200,13 @@ def fingerprint(tensor: torch.Tensor) -> tuple[float, float]:
     """(the sum of the finite elements, each times a weight that its place decides; their norm). Rounding changes them
     little, other contents much: see `is_same`."""
     values = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    piece = PIECES[tensor.device.type]
+    mixed = torch.arange(min(piece, values.numel()), device=tensor.device) * MIXING
     total = squares = 0.0
-    for number, part in enumerate(values.reshape(-1).split(PIECE)):
+    for number, part in enumerate(values.reshape(-1).split(piece)):
         part = part.double().nan_to_num(0.0, 0.0, 0.0)
-        places = torch.arange(len(part), device=part.device) + number * PIECE
-        weights = (places * MIXING >> 16 & 0xFFFF).double() / 0x8000 - 1
+        before = number * piece * MIXING % (1 << 32)  # bits 16 to 31 of the sum decide
+        weights = (mixed[: len(part)] + before >> 16 & 0xFFFF).double().div_(0x8000).sub_(1)
         total, squares = total + float((part * weights).sum()), squares + float(part.square().sum())
     return (total, math.sqrt(squares)) if math.isfinite(squares) else (0.0, 0.0)
 
