@@ -302,6 +302,8 @@ TRIALS = {
     "int8_linear": {"tokens": 5, "width": 24, "channels": 7},
     "linear_cross_entropy": {"tokens": 5, "width": 16, "vocabulary": 11},
     "qk_norm_rope": {"tokens": 5, "query_heads": 4, "key_heads": 2, "width": 16, "most": 9},
+    "experts_weight_gradient": {"tokens": 9, "experts": 4, "width": 8, "hidden": 6},
+    "triangle_product": {"nodes": 5, "channels": 3},
 }
 
 
@@ -312,11 +314,18 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
     assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["mla_prefill", "newton_schulz"])
+@pytest.mark.parametrize("name", ["experts_weight_gradient", "mla_prefill", "newton_schulz", "window_attention"])
 def test_the_paired_ratio_of_a_trial_is_what_the_comparison_printed(name):
     printed = (EVALS / "trials" / name / "compared.txt").read_text()
     (ratio,) = re.findall(r"^\w+ against without.py: (\S+x) \(95 % interval (\S+) to ([^,]+),", printed, re.MULTILINE)
     assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
+
+
+def test_a_ratio_that_was_printed_the_other_way_round_is_turned():
+    printed = (EVALS / "trials" / "triangle_product" / "compared.txt").read_text()
+    point, least, most = re.search(r"against with.py: (\S+)x \(95 % interval (\S+) to ([^,]+),", printed).groups()
+    turned = "| {:.3f}x ({:.3f} to {:.3f}) |".format(*(1 / float(one) for one in (point, most, least)))
+    assert turned in (EVALS / "README.md").read_text()
 
 
 SMALL = {
@@ -376,6 +385,24 @@ def test_each_problem_of_a_trial_runs_at_other_sizes_and_stands_in_the_readme():
         returned = problem.call(model, inputs)
         assert (returned is None) == bool(before), name
         assert not any(old.equal(new) for old, new in zip(before, reference.mutated(inputs))), name
+    """)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_latest_two_problems_compute_what_they_say():
+    done = forks_with_torch.run(f"""if True:
+    from pathlib import Path
+    import torch
+    from kernelopt.worker import problem
+    def built(name, sizes):
+        reference = problem.Reference(Path({str(EVALS)!r}, "trials", name, "reference.py"))
+        model, inputs, _ = reference.build("default", 0, "fp64", "cpu", sizes)
+        return problem.call(model, inputs), inputs
+    dw, (x, dy, offsets) = built("experts_weight_gradient", {TRIALS["experts_weight_gradient"]!r})
+    owner = torch.bucketize(torch.arange(len(x)), offsets[1:], right=True)
+    assert torch.allclose(dw, torch.stack([dy[owner == one].mT @ x[owner == one] for one in range(len(dw))]))
+    y, (a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
+    assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)
     assert done.returncode == 0, done.stdout
 
