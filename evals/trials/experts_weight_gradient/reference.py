@@ -12,7 +12,7 @@ class Model(nn.Module):
     def forward(self, x, dy, offsets):
         starts = offsets.tolist()
         dw = x.new_zeros(len(starts) - 1, dy.shape[1], x.shape[1])
-        for expert, (start, end) in enumerate(zip(starts, starts[1:])):
+        for expert, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
             if end > start:
                 dw[expert] = dy[start:end].T @ x[start:end]
         return dw

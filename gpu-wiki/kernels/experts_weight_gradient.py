@@ -7,6 +7,8 @@
  * An expert's rows end anywhere: its last step multiplies only the 16-row slices it has, and consumers put zeros into the
    rows of the last slice that belong to the next expert.
  * Results leave by stmatrix and TMA while the other warpgroup multiplies.
+
+evals/trials/experts_weight_gradient states it.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """Gated triangle product. 1: a and b become [c, i, k] (8 x 8 transposes in registers). 2: a persistent batched product (TMA, wgmma,
-clusters of two with multicast) into p [c, i, j]; three free warps of the producer's warpgroup gate groups of 32 channels of p, as soon as
-they are complete, into channels-last y (FUSE), under the following products.
+clusters of two with multicast) into p [c, i, j], in blocks of i and j. 3: p is gated into channels-last y, on whole lines. With FUSE three free
+warps of the producer's warpgroup gate groups of 32 channels as soon as they are complete, under the following products: slower.
+evals/trials/triangle_product states it.
 """
 
 import functools
