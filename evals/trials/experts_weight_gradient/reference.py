@@ -2,6 +2,8 @@
 offsets[e + 1] (none at all is possible). dw[e] = dy[rows]^T x[rows], bf16, summed in float32.
 """
 
+import itertools
+
 import torch
 from torch import nn
 
@@ -12,7 +14,7 @@ class Model(nn.Module):
     def forward(self, x, dy, offsets):
         starts = offsets.tolist()
         dw = x.new_zeros(len(starts) - 1, dy.shape[1], x.shape[1])
-        for expert, (start, end) in enumerate(zip(starts[:-1], starts[1:], strict=True)):
+        for expert, (start, end) in enumerate(itertools.pairwise(starts)):
             if end > start:
                 dw[expert] = dy[start:end].T @ x[start:end]
         return dw

@@ -1,7 +1,8 @@
 """fp8 product in CUDA C++ for Hopper: 256 x 192 tiles in clusters, one consumer behind the other, any row length by TMA.
 
-It did not run on a GPU. It was compiled for sm_90a (nvcc 13.0): no configuration of SPACE spills, none has serialized
-wgmma. Its tiles, its tensor maps and its launcher are tested on a stand-in for CUDA's runtime.
+It ran once, on an H100 SXM, 2026-11-27. **k = 4127 ends in an illegal instruction, in every configuration; the cause is
+UNKNOWN.** The other three workloads are right. No configuration of SPACE spills, none has serialized wgmma. Its tiles,
+its tensor maps and its launcher are tested on a stand-in for CUDA's runtime too.
 
  * Both operands in whole 16 bytes, more than 64 rows: after examples/int8_linear. A producer warp, two consumers, a ring
    across tiles, the result by stmatrix and TMA. A cluster is CM x CN blocks, which share w and x by multicast.
@@ -22,14 +23,18 @@ Waves, computed for 66 clusters of two. A column here is 256 rows of it, for one
 | 256 x 192, of a cluster 128 tiles and 64 narrow ones; 576 and 32 | 512 (97 %) | 1792 (97 %) |
 | 128 x 256, 256 x 128 | 512 (97 %) | 1792 (97 %) |
 
-Predictions, us, cold, on an H100 SXM; not measured:
+Predictions, us, cold, on an H100 SXM, and what came of them, explored in turn; best: BK=128, STAGES=3, LAG=1, a row
+of 128 bytes a step:
 
-| workload | Triton's kernel, measured | predicted | 137 or 481 GFLOP at 1700 TFLOPS, over the waves |
-|---|---|---|---|
-| 4096^3 | 99 to 101 | 96 | 80.8 / 0.97 = 83 |
-| n = 14336 | 328 to 330 | 319 | 283 / 0.97 = 292 |
-| k = 4127 | 146 | 108 | 81.4 / 0.97 = 84 |
-| 32 rows | 22.4 | 22.4 | 67 MB at 3026 GB/s: 22.2 |
+| workload | Triton's kernel before | predicted | measured: default, best, Triton's | best over Triton's | 137 or 481 GFLOP at 1700 TFLOPS, over the waves |
+|---|---|---|---|---|---|
+| 4096^3 | 99 to 101 | 96 | 101.3, 99.8, 100.6 | 1.039x (1.015 to 1.067) | 80.8 / 0.97 = 83 |
+| n = 14336 | 328 to 330 | 319 | 323.3, 321.7, 329.5 | 1.027x (1.023 to 1.029) | 283 / 0.97 = 292 |
+| k = 4127 | 146 | 108 | fails, fails, 145.4 | - | 81.4 / 0.97 = 84 |
+| 32 rows | 22.4 | 22.4 | 28.5, 28.6, 29.0 | 1.023x (0.981 to 1.076) | 67 MB at 3026 GB/s: 22.2 |
+
+So half of the gain came at n = 14336 and less at 4096^3. LAG=0 is as fast as LAG=1 (100.7 and 323.3), which was the
+sign that the power cap alone limits: 1605 MHz in the lead. Probes: no epilogue 85 and 274, no loads 93 and 302.
 
 How: a multiprocessor does 4096 multiplications a cycle, so 512 columns take 131,072 cycles and 1792 take 458,752. Add 3
 to 4 % for the ring, 3000 cycles until the first operand, 2500 for the last epilogue: 141,800 and 478,000. At 1.54 GHz,
