@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernelopt.measure import cases, runs
-from kernelopt.worker import case_files, preparing, problem, variants
+from kernelopt.worker import case_files, keyword_sizes, preparing, problem, variants
 from kernelopt.worker.contract import ContractError
 from kernelopt.worker.jobs import Context
 
@@ -49,6 +49,19 @@ def test_inputs_are_made_once_for_each_set_of_sizes_seed_and_values(tmp_path, mo
     real = Counter(one for one in made if one[2] != "meta")
     assert max(real.values()) == 1, real
     assert len(answer["cases"]) > len(SEEDS) + 10
+
+
+def test_variants_that_do_not_stay_in_memory_are_made_again_with_the_same_contents(tmp_path, monkeypatch):
+    monkeypatch.setattr(keyword_sizes, "randbelow", lambda most: most // 2)  # the drawn sizes are the same
+    stored = []
+    for number, memory in enumerate((1 << 36, 1 << 20)):  # of which a thirty-second part is for variants
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.setattr(preparing, "host_memory", lambda memory=memory: memory)
+        answer, made = prepared(tmp_path / str(number), SUM, monkeypatch)
+        most = max(Counter(one for one in made if one[2] != "meta").values())
+        assert most == 1 + number
+        stored.append([problem.Case.load(Path(case["path"])).fingerprints() for case in answer["cases"]])
+    assert stored[0] == stored[1]
 
 
 def test_sizes_too_large_to_be_judged_are_never_made(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ from .contract import TooLargeToInterpret
 from .declarations import Declarations
 from .faults import OracleError, blaming
 
-# Of variants' inputs and parameters, so many bytes, and no more than this share of the free memory, stay there from
-# their trial until they are stored.
-KEPT_BYTES, KEPT_SHARE = 4 << 30, 1 / 16
+# Of variants' inputs and parameters: so many bytes, and no more than this share of the machine's memory, stay there
+# from their trial until they are stored.
+KEPT_BYTES, KEPT_SHARE = 4 << 30, 1 / 32
 
 
 def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
@@ -161,7 +161,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     tried: dict[int, bool] = {}
     kept: dict[int, problem.Case] = {}
     failing: list[str] = []
-    kept_bytes, misled, most_kept = 0, False, min(KEPT_BYTES, KEPT_SHARE * free_memory())
+    kept_bytes, misled, most_kept = 0, False, min(KEPT_BYTES, KEPT_SHARE * host_memory())
     shapes = ShownBytes(maker, workload)
     for number, (variant, seed) in enumerate(possible):
         shown = shapes.of(variant, seed)
@@ -195,9 +195,9 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     return Taken(sound, failing, misled)
 
 
-def free_memory() -> int:
-    """Bytes of this machine's memory that nothing uses, file caches counted as used."""
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def host_memory() -> int:
+    """Bytes of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class ShownBytes:
