@@ -451,3 +451,32 @@ def test_it_is_said(tmp_path, run_here):
     done = run_here("estimate_work.py", "--reference", path)
     assert "; masks spare 48.8 % of the products' FLOPs, which are not counted" in done.stdout
     assert "spare" not in run_here("estimate_work.py", "--reference", path, "--flops", 7).stdout
+
+
+JOINED = {  # what cat makes of it changes nothing of the attention beside it
+    "into memory": "o = torch.empty(2, 3, 40, 17)\ntorch.cat([s[..., :1].masked_fill(at[:, None] > 3, -INF), v], -1, out=o)",
+    "nothing before": "o = torch.cat([torch.zeros(2, 3, 0, 16), v], 2)",
+    "nothing before numbers": "o = torch.cat([torch.zeros(0), q.flatten()])",
+    "whole numbers": "o = torch.cat([at[:, None].expand(2, 3, 40, 1), v], -1)",
+    "whole numbers of the inputs": "o = torch.cat([torch.ones(2, 3, 40, 1), q.long()], -1)",
+    "fp8": "o = torch.cat([torch.zeros(2, 3, 40, 8).to(torch.float8_e4m3fn), q.to(torch.float8_e4m3fn)], -1)",
+}
+
+
+@pytest.mark.parametrize("text", JOINED.values(), ids=JOINED)
+def test_cat_of_anything_is_counted(tmp_path, text):
+    used = CAUSAL + TOKENS * ("s[" in text)  # its first column without a mask
+    found = pairs(tmp_path, body(f"{text}\nreturn attention(s.masked_fill(later, -INF), v), o"))
+    assert found == pytest.approx((WIDTH * used + WIDE * CAUSAL) / (WIDTH + WIDE))
+
+
+def test_flags_of_the_inputs_that_cat_lays_beside_numbers_are_no_zeros(tmp_path):
+    found = counted(tmp_path, "return torch.cat([torch.ones(2, 3, 40, 1), q > 0], -1) @ v[..., :9, :]")
+    assert found.work.flops == 2 * HEADS * TOKENS * 9 * WIDE and not found.spared_pct
+
+
+@pytest.mark.parametrize("part", ["[1].detach()", "[:1].detach()", "[0, 1:2].data", "[1]"])
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode"])
+def test_parts_of_what_cat_made_need_all_of_it(tmp_path, part, mode):
+    text = f"with torch.{mode}():\n    c = torch.cat([s, s], 0){part}\n    c = c.masked_fill(later, -INF).softmax(-1)\nreturn c"
+    assert counted(tmp_path, body(text)).work.flops == 2 * HEADS * WIDTH * ALL

@@ -82,12 +82,14 @@ class Product:
 class Joined:
     """Results of products that cat lays side by side. pieces: of each, the size along the dimension and its sources."""
 
+    shape: torch.Size
     dim: int
     pieces: list[tuple[int, tuple]]
 
     def need(self, part: torch.Tensor, needed: Numbers) -> None:
         """part: see Product.need; of another view than the whole, all is needed."""
-        whole, start = part.is_contiguous() and part._base is None, 0
+        # Not part._base: views by detach, and views in inference mode, have none.
+        whole, start = part.is_contiguous() and part.shape == self.shape and part.storage_offset() == 0, 0
         for size, sources in self.pieces:
             codes = needed.expanded(part.shape).narrow(self.dim, start, size) if whole else None
             for product, its_part in sources:
@@ -234,7 +236,7 @@ class MaskedProducts(TorchDispatchMode):
                 return self._viewed(function, first, args, kwargs, made) if first else {}
             if name_of(function) in CHAIN:
                 return self._chained(getattr(ATEN, name_of(function)), args, kwargs, given, made[0])
-            if operation is ATEN.cat:
+            if function is ATEN.cat.default:  # not into memory that is given
                 return self._laid_side_by_side(*args, **kwargs, made=made[0])
             if operation in PRODUCTS:
                 return self._multiplied(operation, args, kwargs, given, made[0])
@@ -297,7 +299,10 @@ class MaskedProducts(TorchDispatchMode):
             return None
 
         def numbers(tensor: torch.Tensor, flag: bool) -> Numbers:
-            return self._known(tensor) if self._is_known(tensor) else open_numbers(tensor, flag)
+            if self._is_known(tensor):
+                return self._known(tensor)
+            value = flag if tensor.dtype == torch.bool else math.nan
+            return alike(tensor.dim(), value, tensor.dtype)
 
         try:
             results = []
@@ -336,18 +341,17 @@ class MaskedProducts(TorchDispatchMode):
         return numbers
 
     def _laid_side_by_side(self, tensors: list, dim: int = 0, *, made: torch.Tensor) -> dict:
-        tensors = [
-            one for one in tensors if one.dim() == made.dim()
-        ]  # without empty ones, which may have one dimension
+        tensors = [one for one in tensors if one.numel()]  # empty ones may have one dimension
         numbers = None
         if made.is_floating_point() and any(map(self._is_known, tensors)):
-            known = [self._known(one) if self._is_known(one) else open_numbers(one) for one in tensors]
-            with contextlib.suppress(TooMany):
+            with contextlib.suppress(Exception):  # TooMany, or the CPU lacks it
+                unknown = alike(made.dim(), math.nan, made.dtype)
+                known = [self._known(one) if self._is_known(one) else unknown for one in tensors]
                 numbers = self._joined_numbers(known, [one.shape for one in tensors], dim)
         pieces = [(one.shape[dim], self._followed[one].sources if one in self._followed else ()) for one in tensors]
         if not any(sources for _, sources in pieces):
             return {made: Followed(numbers)} if numbers is not None else {}
-        return {made: Followed(numbers, ((Joined(dim, pieces), torch.empty(made.shape, device="meta")),))}
+        return {made: Followed(numbers, ((Joined(made.shape, dim, pieces), torch.empty(made.shape, device="meta")),))}
 
     def _joined_numbers(self, numbers: list[Numbers], shapes: list[torch.Size], dim: int) -> Numbers:
         """With the codes of the join before, if that was of the same codes, as it is of head after head."""
@@ -427,10 +431,8 @@ class WrittenNumbers(torch.overrides.TorchFunctionMode):
         return result
 
 
-def open_numbers(tensor: torch.Tensor, flag: bool = False) -> Numbers:
-    """Of a tensor that the inputs decide. flag: stands for its elements, if they are flags."""
-    value = flag if tensor.dtype == torch.bool else math.nan
-    return Numbers.alike(torch.full([1] * tensor.dim(), value, dtype=tensor.dtype, device="cpu"))
+def alike(dims: int, value, dtype: torch.dtype) -> Numbers:
+    return Numbers.alike(torch.full([1] * dims, value, dtype=dtype, device="cpu"))
 
 
 def alike_but_for_values(a: Numbers, b: Numbers) -> bool:
