@@ -54,9 +54,9 @@ def test_inputs_are_made_once_for_each_set_of_sizes_seed_and_values(tmp_path, mo
 def test_variants_that_do_not_stay_in_memory_are_made_again_with_the_same_contents(tmp_path, monkeypatch):
     monkeypatch.setattr(keyword_sizes, "randbelow", lambda most: most // 2)  # the drawn sizes are the same
     stored = []
-    for number, memory in enumerate((1 << 36, 1 << 20)):  # of which a thirty-second part is for variants
+    for number, kept in enumerate((preparing.KEPT_BYTES, 0)):
         (tmp_path / str(number)).mkdir()
-        monkeypatch.setattr(preparing, "host_memory", lambda memory=memory: memory)
+        monkeypatch.setattr(preparing, "KEPT_BYTES", kept)
         answer, made = prepared(tmp_path / str(number), SUM, monkeypatch)
         most = max(Counter(one for one in made if one[2] != "meta").values())
         assert most == 1 + number

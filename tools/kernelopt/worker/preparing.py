@@ -1,7 +1,6 @@
 """The jobs before a candidate runs: the inputs of a task written to files, and its least work."""
 
 import itertools
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +15,7 @@ from .contract import TooLargeToInterpret
 from .declarations import Declarations
 from .faults import OracleError, blaming
 
-# Of variants' inputs and parameters: so many bytes, and no more than this share of the machine's memory, stay there
-# from their trial until they are stored.
-KEPT_BYTES, KEPT_SHARE = 4 << 30, 1 / 32
+KEPT_BYTES = 256 << 20  # of variants' inputs and parameters that stay in memory from their trial until they are stored
 
 
 def estimate(context: Context, reference: str, dtype: str | None, workloads: list[str] | None) -> dict:
@@ -161,7 +158,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     tried: dict[int, bool] = {}
     kept: dict[int, problem.Case] = {}
     failing: list[str] = []
-    kept_bytes, misled, most_kept = 0, False, min(KEPT_BYTES, KEPT_SHARE * host_memory())
+    kept_bytes, misled = 0, False
     shapes = ShownBytes(maker, workload)
     for number, (variant, seed) in enumerate(possible):
         shown = shapes.of(variant, seed)
@@ -181,7 +178,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
             continue
         if size <= size_trials.TRIED_BYTES:
             tried[number] = runs(maker.loaded, case)
-        if kept_bytes + size <= most_kept:
+        if kept_bytes + size <= KEPT_BYTES:
             kept[number], kept_bytes = case, kept_bytes + size
     if any(tried[number] and possible[number][0].values is None for number in tried):  # it can run on a CPU
         answers |= tried
@@ -193,11 +190,6 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
         if answers.get(number, variant.values != variant_inputs.FLAGS)
     ]
     return Taken(sound, failing, misled)
-
-
-def host_memory() -> int:
-    """Bytes of this machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class ShownBytes:
