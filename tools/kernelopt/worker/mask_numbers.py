@@ -270,8 +270,9 @@ def by_numbers(operation: Callable, *values) -> Numbers:
     return Numbers(codes.viewed(codes.tensor.reshape([*added, *codes.tensor.shape])), result)
 
 
-def side_by_side(numbers: list[Numbers], shapes: list[torch.Size], dim: int) -> Numbers:
-    """Those of tensors of these shapes, laid side by side along a dimension. Raises TooMany."""
+def side_by_side(numbers: list[Numbers], shapes: list[torch.Size], dim: int) -> Codes:
+    """The codes of tensors of these shapes, laid side by side along a dimension; those of each tensor begin where those
+    of the one before end. Raises TooMany."""
     if sum(len(one.values) for one in numbers) > MOST:
         raise TooMany
     codes = [once(one.expanded(shape)) for one, shape in zip(numbers, shapes, strict=True)]
@@ -285,4 +286,4 @@ def side_by_side(numbers: list[Numbers], shapes: list[torch.Size], dim: int) -> 
     for one, each, length in zip(numbers, codes, lengths, strict=True):
         made.narrow(dim, start, length).copy_(each).add_(before)
         before, start = before + len(one.values), start + length
-    return Numbers(Codes(made), torch.cat([one.values for one in numbers]))
+    return Codes(made)

@@ -357,7 +357,7 @@ class MaskedProducts(TorchDispatchMode):
         """With the codes of the join before, if that was of the same codes, as it is of head after head."""
         before, codes, *at = self._last_join
         if at != [shapes, dim] or not all(map(alike_but_for_values, before, numbers)):
-            codes = side_by_side(numbers, shapes, dim).codes
+            codes = side_by_side(numbers, shapes, dim)
             self._last_join = numbers, codes, shapes, dim
         return Numbers(codes, torch.cat([one.values for one in numbers]))
 
@@ -376,9 +376,7 @@ class MaskedProducts(TorchDispatchMode):
         try:
             level = low_and_level(known.numbers, dims[0])[1] if len(dims) == 1 else NONE
         except TooMany:
-            return {
-                made: Followed(Numbers.alike(torch.full([1] * made.dim(), SOME_LOW, dtype=made.dtype, device="cpu")))
-            }
+            return {made: Followed(alike(made.dim(), SOME_LOW, made.dtype))}
         if not level.any():
             return {}
         rows = level.mapped(torch.logical_not).all_along(dims[0])
@@ -432,6 +430,7 @@ class WrittenNumbers(torch.overrides.TorchFunctionMode):
 
 
 def alike(dims: int, value, dtype: torch.dtype) -> Numbers:
+    """Of a tensor of so many dimensions whose elements all are `value`."""
     return Numbers.alike(torch.full([1] * dims, value, dtype=dtype, device="cpu"))
 
 
