@@ -1,6 +1,7 @@
 """Exploring: the candidates of files and of a SPACE, who is dropped, and the tool on the CPU interpreter."""
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -534,6 +535,38 @@ def test_what_ran_out_of_memory_beside_others_is_started_again_when_they_made_ro
     assert all((one.status == Status.OK) == bool(one.calls_us) for one in all_of_them)
     assert race.leader() == ("a" if failed else "e") and len(card.started) <= 12
     assert any("ran out of GPU memory" in line for line in said) == (not failed)
+
+
+def test_what_is_compiled_ahead_is_waited_for_before_a_later_wave_and_ends_before_times_are_taken(folder):
+    order = []
+
+    class Turn(Timed):
+        def ask(self, timeout_s: float, **asked) -> dict:
+            order.append("a time")
+            return super().ask(timeout_s, **asked)
+
+    class Card(SmallCard):
+        def start(self, entrant: entrants.Entrant, until: float) -> None:
+            order.append(f"start {entrant.name}")
+            entrant.status, entrant.process = Status.OK, Turn(self.times_us[entrant.name])
+
+    times_us = {"a": 100.0, "b": 200.0}
+    both = [entrants.Entrant(name, folder / "k.py") for name in times_us]
+    ahead = SimpleNamespace(wait=lambda seconds: order.append("wait"), end=lambda: order.append("end"))
+    race = Race(both, time.monotonic() + 60)
+    run.run_waves(Card(2, times_us), [[both[0]], [both[1]]], race, time.monotonic() + 60, lambda text: None, ahead)
+    assert [step for step, _ in itertools.groupby(order)] == [
+        *("start a", "wait", "end", "a time"),
+        *("start b", "end", "a time"),
+    ]
+
+
+def test_processes_that_have_started_cuda_take_no_more_room(monkeypatch):
+    inputs = [SimpleNamespace(bytes=lambda: 1 << 30, mutates=())] * 2
+    monkeypatch.setattr(run.gpu, "free_bytes", lambda: 80 << 30)
+    alone = run.live_at_once(inputs)
+    monkeypatch.setattr(run.gpu, "free_bytes", lambda: (80 << 30) - 8 * run.CONTEXT_BYTES)
+    assert run.live_at_once(inputs, 8) == alone > run.live_at_once(inputs)
 
 
 def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
@@ -1103,7 +1136,8 @@ def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") ->
     """The outcome and the messages of an exploration of four candidates on a stand-in for a GPU that holds two of them.
     One of them stops it at a turn of its own."""
     stop = stop_signal.Stop()
-    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder)
+    nothing_waits = {"get_ready": lambda *jobs: None, "waiting": lambda: 0, "end_waiting": lambda: 0}
+    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder, **nothing_waits)
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0}
 
     class Card(SmallCard):
@@ -1118,7 +1152,7 @@ def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") ->
     card = Card(2, times_us)
     card.judge = SimpleNamespace(renew=lambda: None, end=lambda: None)
     monkeypatch.setattr(run, "prepared", lambda *_: (card, ["default"]))
-    monkeypatch.setattr(run, "live_at_once", lambda inputs: 2)
+    monkeypatch.setattr(run, "live_at_once", lambda inputs, waiting: 2)
     plan = run.Plan(None, [candidates.Candidate(name, {}, "") for name in times_us], {}, None)
     said = []
     return run.explore(plan, sandbox, said.append, 1), said

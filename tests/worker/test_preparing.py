@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernelopt.measure import cases, runs
-from kernelopt.worker import case_files, keyword_sizes, preparing, problem, variants
+from kernelopt.worker import case_files, keyword_sizes, preparing, problem, size_trials, variants
 from kernelopt.worker.contract import ContractError
 from kernelopt.worker.jobs import Context
 
@@ -87,6 +87,36 @@ def test_where_contents_fail_whose_shapes_pass_sizes_are_chosen_by_contents(tmp_
     names = [case["variant"].name for case in answer["cases"] if case["variant"]]
     assert "rows 300 -> 150" in names
     assert "rows 300 -> 301" in answer["left_out"]
+
+
+RAGGED = (
+    "import torch\n"
+    "class Model(torch.nn.Module):\n"
+    "    def forward(self, x, offsets): return x[: offsets.tolist()[-1]]\n"
+    "def get_inputs(*, rows=2**40, columns=2**20, parts=8):\n"
+    "    drawn = torch.multinomial(torch.rand(parts), 100, replacement=True)\n"
+    "    offsets = torch.bincount(drawn, minlength=parts).cumsum(0)\n"
+    "    return [BODY, offsets]\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        ("torch.randn(rows, columns).bfloat16()", 2 << 60),
+        ("torch.randn(rows, columns) * torch.rand(columns)", 4 << 60),
+        ("torch.randn(rows, columns)[drawn]", 4 * 100 << 20),
+        ("torch.randn(rows, columns)[torch.randn(rows, columns)[:, 0] > 0]", None),
+        ("torch.rand(columns).copy_(torch.randn(rows, columns)[0])", None),
+    ],
+    ids=["plain", "beside small ones", "by small indices", "by its contents", "written into a small one"],
+)
+def test_shapes_show_the_size_of_inputs_beside_offsets_that_are_drawn_by_random_shares(tmp_path, body, shown):
+    """No machine could make these."""
+    path = tmp_path / "reference.py"
+    path.write_text(RAGGED.replace("BODY", body))
+    held = size_trials.held(problem.Reference(path), "default", 0, None, {"parts": 5})
+    assert (held and held.inputs) == (shown and shown + 8 * 5)
 
 
 def test_every_file_is_whole_when_the_job_ends(tmp_path, monkeypatch):

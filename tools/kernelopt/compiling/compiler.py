@@ -173,14 +173,7 @@ class Job:
         folder.mkdir()
         if seconds <= 0:
             return Answer(None, folder, Fault(Status.TIMEOUT, "time was up before it was compiled"), late=True)
-        arguments = {
-            "kernel": str(self.kernel.resolve()),
-            "case": self.case,
-            "target": self.target.for_worker().to_json(),
-            "compiler": programs.find("nvcc" if self.target.is_nvidia else "hipcc"),
-            "folder": str(folder),
-            "configuration": configuration,
-        }
+        arguments = arguments_of(self.kernel, self.case, self.target, folder, configuration)
         process = standing.Standing(
             self.sandbox, self.server, "compile_only", arguments, LONGEST_S, [], self.environment(folder)
         )
@@ -202,6 +195,18 @@ class Job:
             "TORCH_CUDA_ARCH_LIST": f"{major}.{minor}{own}" if self.target.is_nvidia else "",
             "TRITON_DUMP_PTXAS_LOG": "1",
         }
+
+
+def arguments_of(kernel: Path, case: dict, target: Target, folder: Path, configuration: int = 0) -> dict:
+    """The arguments of the worker's `compile_only`."""
+    return {
+        "kernel": str(kernel.resolve()),
+        "case": case,
+        "target": target.for_worker().to_json(),
+        "compiler": programs.find("nvcc" if target.is_nvidia else "hipcc"),
+        "folder": str(folder),
+        "configuration": configuration,
+    }
 
 
 def fault_of(ended: standing.Ended, seconds: float) -> Fault:

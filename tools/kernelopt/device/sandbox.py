@@ -12,6 +12,7 @@ import signal
 import site
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
@@ -81,6 +82,7 @@ class Sandbox:
         self.caches = cache or self.open
         self._server: Server | None = None
         self._waiting: list[tuple[str, Child]] = []
+        self._turn = threading.Lock()  # of `waiting_child`, which several threads call
         self.spent = Spent()
         self.reports: dict[str, list[Report]] = {}
 
@@ -162,15 +164,26 @@ class Sandbox:
             child.until_ready()
         return len(self._waiting) + (job not in dict(self._waiting))
 
+    def waiting(self) -> int:
+        """How many children wait for their request."""
+        return len(self._waiting)
+
     def waiting_child(self, job: str) -> Child | None:
         """A child that was forked ahead for this job and waits. Those that have died are passed over: a fresh one tells
         why."""
-        for pair in [pair for pair in self._waiting if pair[0] == job]:
-            self._waiting.remove(pair)
-            if pair[1].is_ready():
-                return pair[1]
-            pair[1].end()
+        while child := self._taken(job):
+            if child.is_ready():
+                return child
+            child.end()
         return None
+
+    def _taken(self, job: str) -> Child | None:
+        """The next child that was forked ahead for this job, which no other thread gets; None where there is none."""
+        with self._turn:
+            pair = next((pair for pair in self._waiting if pair[0] == job), None)
+            if pair:
+                self._waiting.remove(pair)
+        return pair and pair[1]
 
     def end_waiting(self) -> int:
         """End the children that wait; how many there were."""
@@ -219,10 +232,14 @@ class Sandbox:
             raise EnvironmentLacks(f"the GPU is {self.gpu.name}, driver {self.gpu.driver}; {error['message']}")
         return outcome
 
-    def request(self, seal: str, folder: str, job: str, arguments: dict, hidden: Iterable[Path | str]) -> str:
-        """The text of a request. seal: that the answer must carry. folder: that the child works in."""
+    def request(
+        self, seal: str, folder: str, job: str, arguments: dict, hidden: Iterable[Path | str], off_gpu: bool = False
+    ) -> str:
+        """The text of a request. seal: that the answer must carry. folder: that the child works in. off_gpu: it leaves
+        the GPU alone."""
         rules = {"writable": self._writable(), "hidden": [str(path) for path in hidden]}
-        request = {"seal": seal, "folder": folder, "job": job, **self._bounds(), "rules": rules, "arguments": arguments}
+        bounds = {**self._bounds(), "device": "cpu"} if off_gpu else self._bounds()
+        request = {"seal": seal, "folder": folder, "job": job, **bounds, "rules": rules, "arguments": arguments}
         return json.dumps(request, allow_nan=False)
 
     def _bounds(self) -> dict:

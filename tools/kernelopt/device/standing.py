@@ -55,7 +55,8 @@ class Ended(Exception):
 
 
 class Standing:
-    """One job of `worker` in a process that stays. timeout_s: the process is killed after this time."""
+    """One job of `worker` in a process that stays. timeout_s: the process is killed after this time. environment:
+    variables that differ from the server's. off_gpu: it leaves the GPU alone."""
 
     def __init__(
         self,
@@ -66,6 +67,7 @@ class Standing:
         timeout_s: float,
         hidden: Iterable[Path | str] = (),
         environment: dict[str, str] | None = None,
+        off_gpu: bool = False,
     ):
         sandbox.stop.check()
         self._sandbox, self._job = sandbox, job
@@ -74,7 +76,8 @@ class Standing:
         self._outcome: Outcome | None = None
         ready = None if environment else sandbox.waiting_child(job)
         self._child = ready or Child(server, timeout_s, environment)
-        self._child.begin(sandbox.request(self._child.seal, self.folder, job, arguments, hidden), timeout_s)
+        request = sandbox.request(self._child.seal, self.folder, job, arguments, hidden, off_gpu)
+        self._child.begin(request, timeout_s)
 
     @property
     def report(self) -> Report:
@@ -108,6 +111,9 @@ class Standing:
         """The answer to an order. Each job defines its orders and answers, which are JSON objects."""
         self.order(**order)
         return self.answer(timeout_s)
+
+    def has_ended(self) -> bool:
+        return self._outcome is not None or self._child.has_ended()
 
     def wait(self) -> Outcome:
         """The outcome, once the process has ended by itself or by its time limit."""

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..compiling import compiler
+from ..compiling.ahead import Ahead
 from ..compiling.compiled import NOT_CHECKED, status_after
 from ..device import gpu, gpu_watch, standing
 from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..device.spent import Spent
 from ..errors import Stopped, ToolError
-from ..hardware import wiki
+from ..hardware import targets, wiki
 from ..hardware.targets import Target
 from ..measure import cases, oracle
 from ..measure.cases import Case
@@ -42,6 +43,7 @@ SUSTAINED_S = 0.5  # the second half counts
 MOST_SUSTAINED = 5  # of those in the lead, the best: seventeen took nine seconds
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
+LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
 # Of the inputs of all seeds, in a process: those of the timed calls, those of the check, which lie between guard bands,
 # and the results of its calls; where a call changes inputs, their contents before it too.
 COPIES, MUTATING_COPIES = 4, 6
@@ -100,18 +102,20 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     loadable = [entrant for entrant in entrants if entrant.error is None]
     if plan.compile_for and not sandbox.gpu and plan.is_cuda:
         return compiled_alone(plan, sandbox, compilable(entrants), began, say)
-    starter = None
+    sandbox.get_ready("prepare", "judge", *["contest"] * len(loadable))
+    starter, ahead = None, compiled_ahead(plan, sandbox, loadable)
     try:
         starter, workloads = prepared(plan, sandbox)
         starter.spent.note("inputs", began)
         sandbox.stop.interrupts = False
         with contextlib.suppress(Stopped):
             if sandbox.gpu:
-                check_and_time(plan, sandbox, starter, loadable, began, say)
+                check_and_time(plan, sandbox, starter, loadable, began, say, ahead)
             else:
                 check_and_compile(plan, sandbox, starter, loadable, began, say)
     finally:
-        end_all([*entrants, *([starter.judge] if starter else [])])
+        end_all([*entrants, *([starter.judge] if starter else []), *([ahead] if ahead else [])])
+        sandbox.end_waiting()
     if sandbox.stop.after_s is not None:
         tell_stopped(loadable, plan, sandbox)
     best = ranked(entrants)
@@ -121,7 +125,15 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     return Explored(best, workloads, sandbox.stop.after_s, starter.spent.seconds())
 
 
-def end_all(running: list[Entrant | Judge]) -> None:
+def compiled_ahead(plan: Plan, sandbox: Sandbox, entrants: list[Entrant]) -> Ahead | None:
+    """The compilation of the candidates while inputs are made; None without a GPU, and for one without a page."""
+    if not (sandbox.gpu and plan.product and plan.product.limits_key()):
+        return None
+    case = compiler.case_without_values(plan.subject, plan.workload)
+    return Ahead(sandbox, [one.file for one in compilable(entrants)], case, targets.of_page(plan.product))
+
+
+def end_all(running: list[Entrant | Judge | Ahead]) -> None:
     """End their processes side by side: one that uses the GPU takes its time."""
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda one: one.end(), running))
@@ -139,13 +151,19 @@ def tell_stopped(entrants: list[Entrant], plan: Plan, sandbox: Sandbox) -> None:
 
 
 def check_and_time(
-    plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
+    plan: Plan,
+    sandbox: Sandbox,
+    starter: Starter,
+    entrants: list[Entrant],
+    began: float,
+    say: Callable[[str], None],
+    ahead: Ahead | None,
 ) -> None:
     """On a GPU. began: on the monotonic clock, the begin of the budget."""
     compiled_by, timed_by = (began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
     with gpu_watch.Watch() as watch:
-        waiting = waves(entrants, live_at_once(starter.inputs))
-        run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say)
+        waiting = waves(entrants, live_at_once(starter.inputs, sandbox.waiting()))
+        run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say, ahead)
         with starter.spent.noted("sustained times and resources"):
             finish(entrants, sandbox, watch, plan)
 
@@ -265,11 +283,12 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
     return starter, made.workloads
 
 
-def live_at_once(inputs: list[Case]) -> int:
-    """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak."""
+def live_at_once(inputs: list[Case], waiting: int = 0) -> int:
+    """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak.
+    waiting: so many of them have started CUDA."""
     size = sum(case.bytes() for case in inputs)
     held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
-    free = gpu.free_bytes() or 16 << 30
+    free = (gpu.free_bytes() or 16 << 30) + waiting * CONTEXT_BYTES
     left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES
     return max(2, int(left / held))
 
@@ -282,14 +301,23 @@ def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
 
 
 def run_waves(
-    starter: Starter, waiting: list[list[Entrant]], race: Race, until: float, say: Callable[[str], None]
+    starter: Starter,
+    waiting: list[list[Entrant]],
+    race: Race,
+    until: float,
+    say: Callable[[str], None],
+    ahead: Ahead | None = None,
 ) -> None:
     """Start and time one wave after the other. What ran out of memory beside others starts again by itself, once the
-    slower ones have made room. until: as for `start_all`."""
+    slower ones have made room. until: as for `start_all`. ahead: ends before times are taken."""
     while waiting:
         wave, *waiting = waiting
         with starter.spent.noted("compile and check"):
             start_all(starter, wave, until, say)
+            if ahead and waiting:
+                ahead.wait(LONGEST_WAIT_S)  # for those of later waves
+            if ahead:
+                ahead.end()
         crowded = crowded_out(wave, len(race.running())) if time.monotonic() < until else []
         if crowded:
             say(f"{len(crowded)} ran out of GPU memory beside others: started again one by one, with fewer beside them")

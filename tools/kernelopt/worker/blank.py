@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from . import problem, tensor_trees
 
@@ -38,6 +39,44 @@ def on_meta(
         model, inputs, _ = reference.build(workload, seed, dtype, "meta", sizes, within)
         with reference.on("meta"):
             return do(model.to("meta"), inputs)
+
+
+def inputs_on_meta(
+    reference: problem.Reference,
+    workload: str,
+    dtype: str | None,
+    do: Callable,
+    sizes: dict[str, int] | None = None,
+    seed: int = 0,
+):
+    """`do(model, inputs)` on meta tensors beside real ones of at most SMALL elements: offsets that random shares decide,
+    say. `do` must not call the model. Raises what making them raises, and where it needs the contents of large
+    tensors."""
+    reference = reference.apart("inputs on meta")
+    with without_compilers(), LargeOnMeta():
+        model, inputs, _ = reference.build(workload, seed, dtype, "cpu", sizes)
+        return do(model, inputs)
+
+
+class LargeOnMeta(TorchDispatchMode):
+    """Inside, a new tensor of more than SMALL elements is a meta tensor, and so is what meta tensors give."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = tensor_trees.input_tensors([*args, *kwargs.values()])
+        if not tensors and any(argument.name == "device" for argument in function._schema.arguments):
+            new = function(*args, **{**kwargs, "device": "meta"})
+            return new if new.numel() > SMALL else function(*args, **kwargs)
+        if any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors):
+            refuse_unknown(function, args, kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+        return function(*args, **kwargs)
+
+
+def refuse_unknown(function, args: tuple, kwargs: dict) -> None:
+    """NotImplementedError where a tensor without contents is written into a real one."""
+    if any(not tensor.is_meta for tensor in written(function, args, kwargs)):
+        raise NotImplementedError(f"{function} writes unknown numbers into a real tensor")
 
 
 def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):

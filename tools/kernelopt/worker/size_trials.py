@@ -4,6 +4,7 @@ The shapes answer first, on tensors without contents (blank.on_meta), for get_in
 Imported by worker processes only.
 """
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,10 +30,10 @@ def held(reference: problem.Reference, workload: str, seed: int, dtype: str | No
         both = tensor_trees.input_tensors(inputs), saved(model).values()
         return Held(*(sum(one.nbytes for one in tensors) for tensors in both))
 
-    try:
-        return blank.on_meta(reference, workload, dtype, counted, sizes, seed)
-    except Exception:
-        return None
+    for on_blank in (blank.on_meta, blank.inputs_on_meta):
+        with contextlib.suppress(Exception):
+            return on_blank(reference, workload, dtype, counted, sizes, seed)
+    return None
 
 
 def trial(

@@ -1,0 +1,66 @@
+"""Kernels that are compiled before their first call. No GPU is needed: none of these processes uses one. That a call on a
+GPU finds what they built was seen on one (docs/exploring.md)."""
+
+import time
+
+import pytest
+from conftest import REFERENCE
+from kernelopt.compiling import ahead, compiler
+from kernelopt.hardware import targets
+
+KERNEL = """
+import torch, triton, triton.language as tl
+@triton.jit
+def scaled(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, at < n) * 2, at < n)
+class ModelNew(torch.nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(16))
+    def forward(self, x):
+        y = torch.empty_like(x)
+        scaled[(1,)](x, y, x.numel(), BLOCK=128)
+        return y
+"""
+H100 = targets.of_architecture("sm_90", [], {})
+
+
+@pytest.fixture
+def sandboxed(interpreter, monkeypatch):
+    """The shared sandbox, with a server in which Triton compiles, as on a machine with a GPU."""
+    with compiler.Compiler(interpreter) as compiling:
+        monkeypatch.setattr(interpreter, "server", lambda: compiling._server)
+        yield interpreter
+
+
+def case_of(folder) -> dict:
+    (folder / "reference.py").write_text(REFERENCE)
+    return {"reference": str(folder / "reference.py"), "workload": "default", "dtype": None}
+
+
+def compiled(sandbox) -> set[str]:
+    return {path.parent.name for path in (sandbox.caches / "triton").rglob("*.cubin")}
+
+
+def test_what_a_call_would_launch_is_in_the_caches_of_the_sandbox(tmp_path, sandboxed):
+    files = [tmp_path / f"{name}.py" for name in ("one", "fails", "two")]
+    for file, text in zip(files, (KERNEL, "raise ValueError", KERNEL.replace("* 2", "* 3")), strict=True):
+        file.write_text(text)
+    before = compiled(sandboxed)
+    begun = ahead.Ahead(sandboxed, files, case_of(tmp_path), H100)
+    begun.wait(60)
+    begun.end()
+    assert len(compiled(sandboxed) - before) == 2
+
+
+def test_those_that_still_run_are_ended_and_the_rest_is_not_begun(tmp_path, sandboxed, monkeypatch):
+    monkeypatch.setattr(ahead.os, "cpu_count", lambda: 1)
+    marks = [tmp_path / name for name in ("first", "second")]
+    for mark in marks:
+        mark.with_suffix(".py").write_text(f"import time; time.sleep(600)  # {mark}")
+    begun = ahead.Ahead(sandboxed, [mark.with_suffix(".py") for mark in marks], case_of(tmp_path), H100)
+    begun.wait(0.5)
+    started = time.monotonic()
+    begun.end()
+    assert time.monotonic() - started < 10 and [one.done() for one in begun._running] == [True, True]

@@ -1,0 +1,63 @@
+"""Kernels compiled before their first call, while the inputs of that call are still being made.
+
+Processes that leave the GPU alone load the files and compile what a call on inputs without values would launch
+(worker/compiling.py). What they build lies in the caches that the call looks into. Nothing depends on them: a kernel
+that they could not compile is compiled by its first call.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent import futures
+from pathlib import Path
+
+from ..device import standing
+from ..device.sandbox import Sandbox
+from ..errors import Stopped
+from ..hardware.targets import Target
+from . import compiler
+
+LOOK_EVERY_S = 0.05
+LONGEST_S = 3600.0
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of the environment: a first call would start CUDA
+
+
+class Ahead:
+    """The compilations of some files for the GPU that is here, as many at a time as the machine has cores, in their
+    order. They begin at once. case: of the worker's `compile_only`."""
+
+    def __init__(self, sandbox: Sandbox, files: Iterable[Path], case: dict, target: Target):
+        self._sandbox, self._case, self._target = sandbox, case, target
+        self._over = threading.Event()
+        self._pool = futures.ThreadPoolExecutor(os.cpu_count() or 1)
+        self._running = [self._pool.submit(self._compile, file) for file in files]
+
+    def _compile(self, file: Path) -> None:
+        if self._over.is_set():
+            return
+        folder = Path(self._sandbox.new_folder("ahead"))
+        arguments = compiler.arguments_of(file, self._case, self._target, folder)
+        with contextlib.suppress(Stopped):
+            process = standing.Standing(
+                self._sandbox,
+                self._sandbox.server(),
+                "compile_only",
+                arguments,
+                LONGEST_S,
+                environment=NO_GPU,
+                off_gpu=True,
+            )
+            while not (process.has_ended() or self._over.is_set()):
+                time.sleep(LOOK_EVERY_S)
+            process.end()
+
+    def wait(self, seconds: float) -> None:
+        """Until all are compiled, or these seconds are over."""
+        futures.wait(self._running, seconds)
+
+    def end(self) -> None:
+        """End those that still run. From then on nothing of it does."""
+        self._over.set()
+        self._pool.shutdown()
