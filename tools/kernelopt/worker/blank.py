@@ -49,9 +49,8 @@ def inputs_on_meta(
     sizes: dict[str, int] | None = None,
     seed: int = 0,
 ):
-    """`do(model, inputs)` on meta tensors beside real ones of at most SMALL elements: offsets that random shares decide,
-    say. `do` must not call the model. Raises what making them raises, and where it needs the contents of large
-    tensors."""
+    """`do(model, inputs)` on meta tensors beside real ones of at most SMALL elements, such as offsets by random shares.
+    `do` must not call the model. Raises what making them raises, and where it needs the contents of large tensors."""
     reference = reference.apart("inputs on meta")
     with without_compilers(), LargeOnMeta():
         model, inputs, _ = reference.build(workload, seed, dtype, "cpu", sizes)
