@@ -40,6 +40,7 @@ from .mask_numbers import (
     one_thread,
     side_by_side,
 )
+from .symmetric import Symmetric
 from .traffic import place
 
 ATEN = torch.ops.aten
@@ -58,8 +59,8 @@ NONE = ALL.mapped(torch.logical_not)
 
 @dataclass(eq=False)
 class Product:
-    """A product of matrices. by_operands: the share of its FLOPs that zeros of masks leave. uses: by view of its
-    result, which elements of it are needed, True or False."""
+    """A product of matrices. by_operands: the share of its FLOPs that zeros of masks leave, or that give one half of a
+    symmetric result and its diagonal. uses: by view of its result, which elements of it are needed, True or False."""
 
     flops: int
     elements: int
@@ -124,6 +125,7 @@ class MaskedProducts(TorchDispatchMode):
         self._last_join = [], None
         self._followed = WeakIdKeyDictionary()  # tensor -> Followed
         self._products: list[Product] = []
+        self._symmetric = Symmetric()
         self._paused = True  # until the call begins
         self._written_numbers = WrittenNumbers(self)
 
@@ -142,7 +144,7 @@ class MaskedProducts(TorchDispatchMode):
             self._forget(tensor)
 
     def spared(self, outputs: list[torch.Tensor]) -> int:
-        """FLOPs that masks spare in the call."""
+        """FLOPs that masks, and symmetric results, spare in the call."""
         with torch._C._DisableTorchDispatch(), one_thread():
             self._need_whole(outputs)
             return sum(product.spared() for product in self._products)
@@ -234,6 +236,7 @@ class MaskedProducts(TorchDispatchMode):
         if not self._paused:
             if function.is_view or operation is ATEN._unsafe_view:
                 return self._viewed(function, first, args, kwargs, made) if first else {}
+            self._symmetric.see(function, given, made)
             if name_of(function) in CHAIN:
                 return self._chained(getattr(ATEN, name_of(function)), args, kwargs, given, made[0])
             if function is ATEN.cat.default:  # not into memory that is given
@@ -393,7 +396,8 @@ class MaskedProducts(TorchDispatchMode):
             if one and one.numbers is not None
         ]
         flops = int(self._flops_of[operation](*args, **kwargs, out_val=made))
-        self._products.append(Product(flops, made.numel(), min(left, default=Fraction(1))))
+        left.append(self._symmetric.share_of_product(*operands, made, args[0] if PRODUCTS[operation] else None))
+        self._products.append(Product(flops, made.numel(), min(left)))
         product = Followed(None, ((self._products[-1], torch.empty(made.shape, device="meta")),))
         if PRODUCTS[operation] == 0 or kwargs.get("beta", 1) != 1:
             return {made: product}
@@ -408,6 +412,7 @@ class MaskedProducts(TorchDispatchMode):
     def _forget(self, tensor: torch.Tensor) -> None:
         """The tensor is written, and so are its views: they still hold results of products, but not what masks left.
         What its new numbers are is the caller's affair."""
+        self._symmetric.forget(tensor)
         for kept in (self._constants, self._followed):
             for other in [one for one in list(kept) if place(one) == place(tensor)]:
                 known = kept.pop(other)
