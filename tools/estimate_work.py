@@ -72,7 +72,8 @@ def line(name: str, counted: CountedWorkload) -> str:
         f"{work.dtype}, {shape_text(counted.shapes)}"
     )
     if counted.spared_pct and work.source == COUNTED:
-        text += f"; masks or symmetric results spare {counted.spared_pct:.3g} % of the products' FLOPs, which are not counted"
+        spared = f"{counted.spared_pct:.3g} % of the products' FLOPs"
+        text += f"; masks or symmetric results spare {spared}, which are not counted"
     if counted.quantised:
         named = ", ".join(map(str, counted.quantised))
         text += f"; whole numbers of output {named} must be equal: COMPARE declares roundings that may fall either way"

@@ -71,8 +71,8 @@ class Work:
 class CountedWorkload:
     """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes.
     uncounted: what a call moves beside it and was not counted. spared_pct: of its products' FLOPs, what masks and
-    symmetric results spare; the work leaves it out. quantised: the positions of outputs in int8 and uint8 that must be equal, as no COMPARE
-    names them."""
+    symmetric results spare; the work leaves it out. quantised: the positions of outputs in int8 and uint8 that must be
+    equal, as no COMPARE names them."""
 
     work: Work
     shapes: dict[str, list[list[int]]]
