@@ -4,7 +4,7 @@ GPU finds what they built was seen on one (docs/exploring.md)."""
 import time
 
 import pytest
-from conftest import REFERENCE
+from conftest import BUNDLE, REFERENCE
 from kernelopt.compiling import ahead, compiler
 from kernelopt.hardware import targets
 
@@ -52,6 +52,17 @@ def test_what_a_call_would_launch_is_in_the_caches_of_the_sandbox(tmp_path, sand
     begun.wait(60)
     begun.end()
     assert len(compiled(sandboxed) - before) == 2
+
+
+def test_a_hang_is_explained_by_the_code(tmp_path, sandboxed):
+    """Of a listing: no compiler is needed."""
+    begun = ahead.Ahead(sandboxed, [], {}, H100)
+    file = tmp_path / "k.py"
+    assert begun.why_endless(file) is None
+    listing = BUNDLE / "tests" / "fixtures" / "disassembly"
+    begun._compiled[file] = {"cuda": ["setmaxnreg.sass"], "log": ""}, listing
+    assert "they need 512, and the last one waits for ever" in begun.why_endless(file)
+    begun.end()
 
 
 def test_those_that_still_run_are_ended_and_the_rest_is_not_begun(tmp_path, sandboxed, monkeypatch):

@@ -488,15 +488,17 @@ def test_without_a_compiler_it_says_which(tmp_path, h100):
         assert built.lacking == said and built.files == []
 
 
-def test_a_torch_with_cuda_builds_the_extension_itself(tmp_path, h100, monkeypatch):
-    """A stand-in for torch's builder, which leaves a shared library."""
+@pytest.mark.parametrize("place", ["extensions/k", "../extensions/k"])
+def test_a_torch_with_cuda_builds_the_extension_itself(tmp_path, h100, monkeypatch, place):
+    """A stand-in for torch's builder, which leaves a shared library, among the files or in the session's cache."""
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    built = tmp_path / "extensions/k"
+    folder = tmp_path / "compiled"
+    built = folder / place
     built.mkdir(parents=True)
-    builder = extensions.Extensions(h100.for_worker(), "nvcc", tmp_path)
+    builder = extensions.Extensions(h100.for_worker(), "nvcc", folder)
     given = {"name": "k", "sources": ["k.cu", "main.cpp"], "build_directory": str(built)}
     extension = builder._compile(lambda **_: (built / "k.so").touch(), given)
-    assert builder.files == ["extensions/k/k.so"]
+    assert builder.files == [f"{place}/k.so"]
     with pytest.raises(extensions.Stop, match=r"k\.run was called"):
         extension.run(1)
 

@@ -88,6 +88,11 @@ def kernel(**changes) -> CompiledKernel:
             [("compiled_serialized_wgmma", "tensor-cores.md", "insufficient registers")],
         ),
         (
+            "sm_90",
+            {"remarks": {"waits_for_registers": "they need 512, and the last one waits for ever"}},
+            [("compiled_waits_for_registers", "hopper.md", "does not end: they need 512")],
+        ),
+        (
             "gfx942",
             {"status": Status.LAUNCH_ERROR, "error": "98304 bytes of LDS, gfx942 has 65536"},
             [

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import subprocess
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,12 +87,34 @@ def test_both_dialects_of_sass_read_the_same():
             {"narrow_global_loads", "narrow_shared_loads", "narrow_shared_stores", "copies_through_registers"},
         ),
         ("matmul_tma_sm_100a.sass", "tma_matmul", (23, 0, 1024), "none", set()),
+        ("setmaxnreg.sass", "fits", (168, 0, 0), "none", {"narrow_global_stores"}),
+        ("setmaxnreg.sass", "waits", (168, 0, 0), "none", {"narrow_global_stores", "waits_for_registers"}),
     ],
 )
 def test_what_stands_out_in_each_recorded_kernel(name, kernel, resources, local, ids):
     found = summary(name, kernel)
     assert astuple(found.resources)[:3] == resources
     assert found.local_memory == local and notes(found) == ids
+
+
+@pytest.mark.parametrize(
+    ("registers", "raised", "lowered", "waits"),
+    [
+        (168, (240,), (24,), False),
+        (168, (240,), (32,), True),
+        (168, (192, 240), (120,), False),  # the least that is asked for
+        (168, (208,), (), True),  # the third one keeps its 168
+        (128, (160,), (32,), False),  # four warpgroups
+        (128, (160,), (40,), True),
+        (255, (240,), (), False),  # two
+        (168, (), (40,), False),
+        (None, (240,), (64,), False),
+    ],
+)
+def test_warpgroups_that_ask_for_more_registers_than_a_launch_gives(registers, raised, lowered, waits):
+    one = replace(summary("setmaxnreg.sass", "fits"), raised=raised, lowered=lowered)
+    found = notes(replace(one, resources=replace(one.resources, registers=registers)))
+    assert ("waits_for_registers" in found) == waits
 
 
 @pytest.mark.parametrize(

@@ -561,6 +561,22 @@ def test_what_is_compiled_ahead_is_waited_for_before_a_later_wave_and_ends_befor
     ]
 
 
+def test_what_did_not_end_says_why_where_its_code_shows_it(folder):
+    wave = [entrants.Entrant(name, folder / f"{name}.py", status=Status.TIMEOUT, error=name) for name in ("a", "b")]
+    wave.append(entrants.Entrant("c", folder / "c.py", status=Status.OK))
+    why = {folder / "a.py": "it waits", folder / "c.py": "no hang"}
+    run.explain_hangs(wave, SimpleNamespace(why_endless=why.get))
+    assert [one.error for one in wave] == ["a; it waits", "b", None]
+
+
+def test_a_kernel_is_given_up_sooner_once_another_has_ended():
+    starter = entrants.Starter(None, None, [], None, False, candidate_s=9)
+    limits = [starter.hang_s()]
+    for starter._quickest_s in (5.0, 0.5, 0.001):
+        limits.append(starter.hang_s())
+    assert limits == [20, 20, 10, 6]
+
+
 def test_processes_that_have_started_cuda_take_no_more_room(monkeypatch):
     inputs = [SimpleNamespace(bytes=lambda: 1 << 30, mutates=())] * 2
     monkeypatch.setattr(run.gpu, "free_bytes", lambda: 80 << 30)

@@ -17,7 +17,7 @@ from ..device import standing
 from ..device.sandbox import Sandbox
 from ..errors import Stopped
 from ..hardware.targets import Target
-from . import compiler
+from . import compiler, findings, reading
 
 LOOK_EVERY_S = 0.05
 LONGEST_S = 3600.0
@@ -31,6 +31,7 @@ class Ahead:
     def __init__(self, sandbox: Sandbox, files: Iterable[Path], case: dict, target: Target):
         self._sandbox, self._case, self._target = sandbox, case, target
         self._over = threading.Event()
+        self._compiled: dict[Path, tuple[dict, Path]] = {}  # by file: the worker's answer, and the folder of its files
         self._pool = futures.ThreadPoolExecutor(os.cpu_count() or 1)
         self._running = [self._pool.submit(self._compile, file) for file in files]
 
@@ -51,11 +52,19 @@ class Ahead:
             )
             while not (process.has_ended() or self._over.is_set()):
                 time.sleep(LOOK_EVERY_S)
+            with contextlib.suppress(standing.Ended):
+                self._compiled[file] = process.answer(0), folder
             process.end()
 
     def wait(self, seconds: float) -> None:
         """Until all are compiled, or these seconds are over."""
         futures.wait(self._running, seconds)
+
+    def why_endless(self, file: Path) -> str | None:
+        """Why a kernel of CUDA C++ in a file does not end, where its code shows that."""
+        answer, folder = self._compiled.get(file, ({"cuda": [], "log": ""}, file))
+        kernels = (one for name in answer["cuda"] for one in reading.cuda_kernels(self._target, folder / name, ""))
+        return next(filter(None, (kernel.remarks.get(findings.WAITS) for kernel in kernels)), None)
 
     def end(self) -> None:
         """End those that still run. From then on nothing of it does."""

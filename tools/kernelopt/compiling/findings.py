@@ -16,7 +16,8 @@ from .compiled import Compiled, CompiledKernel
 EIGHT_BITS = re.compile(r"f8|i8$")  # types of Triton's representation
 OF_EIGHT_BITS = re.compile(r"[IQO]G?MMA|fp8|bf8|f8f6f4|iu?8$")  # tensor instructions of SASS and of AMD
 OLD = ("no_wgmma", "no_tcgen05")  # remarks of disassembly.analysis
-COVERED = {"spill", "spill_and_array", "spill_or_array", "wgmma_serialized", *OLD}  # remarks that a finding repeats
+WAITS = "waits_for_registers"
+COVERED = {"spill", "spill_and_array", "spill_or_array", "wgmma_serialized", WAITS, *OLD}  # that a finding repeats
 
 
 def of(compiled: Compiled) -> tuple[Finding, ...]:
@@ -64,13 +65,27 @@ def serialized_wgmma(kernel: CompiledKernel, target: Target) -> Iterator[Finding
         yield made("compiled_serialized_wgmma", kernel, target, evidence, reason=reason)
 
 
+def endless_wait(kernel: CompiledKernel, target: Target) -> Iterator[Finding]:
+    if reason := kernel.remarks.get(WAITS):
+        evidence = ("registers", kernel.registers, "of a thread")
+        yield made("compiled_waits_for_registers", kernel, target, evidence, reason=reason)
+
+
 def too_large(kernel: CompiledKernel, target: Target) -> Iterator[Finding]:
     if kernel.status == Status.LAUNCH_ERROR:
         evidence = ("shared_bytes", kernel.shared_bytes, "of a block")
         yield made("compiled_too_large", kernel, target, evidence, reason=kernel.error)
 
 
-RULES = (spills, no_tensor_instructions, old_tensor_instructions, converted_operands, serialized_wgmma, too_large)
+RULES = (
+    spills,
+    no_tensor_instructions,
+    old_tensor_instructions,
+    converted_operands,
+    serialized_wgmma,
+    endless_wait,
+    too_large,
+)
 WITH_AMD = (  # texts in AMD's terms
     "compiled_spills",
     "compiled_without_tensor_instructions",

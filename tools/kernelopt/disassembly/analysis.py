@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass
 
 from . import listings
 
+RAISES = re.compile(r"USETMAXREG\.TRY_ALLOC|setmaxnreg\.inc")
+LOWERS = re.compile(r"USETMAXREG\.DEALLOC|setmaxnreg\.dec")
+REGISTER_FILE, WARPGROUP = 65536, 128  # registers of a multiprocessor, threads
+
 # ---- Classes and widths ----
 
 
@@ -114,7 +118,7 @@ class Remark:
 @dataclass(frozen=True)
 class Summary:
     """The contents of a kernel. instructions, in_loops: counts without padding (NOP). local_memory: the result of
-    `local_memory`."""
+    `local_memory`. raised, lowered: registers of a thread that its warpgroups ask for, and keep (setmaxnreg)."""
 
     kernel: str
     kind: str
@@ -124,6 +128,8 @@ class Summary:
     in_loops: int
     opcodes: tuple[OpcodeCount, ...]
     local_memory: str
+    raised: tuple[int, ...] = ()
+    lowered: tuple[int, ...] = ()
 
     def remarks(self) -> list[Remark]:
         """What stands out in the kernel."""
@@ -163,7 +169,15 @@ def summary(kernel: listings.Kernel) -> Summary:
         in_loops=sum(count for key, count in looped.items() if key[1] not in padding),
         opcodes=tuple(OpcodeCount(*key, counts[key], looped[key]) for key in sorted(counts, key=str) if key[0]),
         local_memory=local_memory(kernel),
+        raised=limits_set_by(RAISES, kernel),
+        lowered=limits_set_by(LOWERS, kernel),
     )
+
+
+def limits_set_by(opcode: re.Pattern, kernel: listings.Kernel) -> tuple[int, ...]:
+    """The last operands of setmaxnreg, of SASS (0xe0) and of PTX (224)."""
+    operands = [one.operands.rpartition(",")[2].strip() for one in kernel.instructions if opcode.match(one.opcode)]
+    return tuple(sorted({int(one, 0) for one in operands if re.fullmatch(r"0x[0-9a-f]+|\d+", one)}))
 
 
 def local_memory(kernel: listings.Kernel) -> str:
@@ -290,13 +304,38 @@ def atomics_in_loops(summary: Summary) -> Iterator[Remark]:
         yield Remark("atomics_in_loops", f"atomics in loops: {count}")
 
 
+def endless_waits(summary: Summary) -> Iterator[Remark]:
+    """setmaxnreg for more registers than the block has. A launch gives each warpgroup what the kernel's limit says; how
+    many warpgroups there are follows from it, as they share REGISTER_FILE. All but one are taken to ask."""
+    registers = summary.resources.registers
+    if not (summary.raised and registers):
+        return
+    warpgroups = REGISTER_FILE // (WARPGROUP * registers)
+    asked = (warpgroups - 1) * summary.raised[0] + min((*summary.lowered, registers))
+    if warpgroups > 1 and asked > warpgroups * registers:
+        beside = f"beside one that keeps {min((*summary.lowered, registers))}"
+        yield Remark(
+            "waits_for_registers",
+            f"a launch gives {warpgroups} warpgroups {registers} registers a thread, {warpgroups * registers} in all; "
+            f"where {warpgroups - 1} of them raise it to {summary.raised[0]} by setmaxnreg {beside}, they need "
+            f"{asked}, and the last one waits for ever",
+        )
+
+
 def capability(arch: str | None) -> int:
     """90 of sm_90a; 0 when the target is unknown or not NVIDIA's, so that no rule on NVIDIA's generations applies."""
     number = re.match(r"sm_(\d+)", arch or "")
     return int(number[1]) if number else 0
 
 
-RULES = (local_memory_use, narrow_accesses, old_tensor_instructions, copies_through_registers, atomics_in_loops)
+RULES = (
+    local_memory_use,
+    narrow_accesses,
+    old_tensor_instructions,
+    copies_through_registers,
+    atomics_in_loops,
+    endless_waits,
+)
 
 
 # ---- Two versions ----

@@ -1,5 +1,6 @@
 """The entrants of an exploration: candidates to be checked, and opponents, which are only timed."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,9 @@ from .resources import CompiledCall, Resources
 
 T = TypeVar("T")  # what an answer is read as
 HANG_S = 20.0  # for a launched kernel to end
+# Once the first call of another has ended: so many times as long as that took, and at least so many seconds. Beside
+# hanging kernels, whose processes share the GPU in turns, a right one may take ten times as long as alone.
+QUICK_TIMES, LEAST_HANG_S = 20, 6.0
 STUCK = {
     "loaded": "it did not load in {seconds:.0f} s",
     "launched": "its first call was not compiled and launched in {seconds:.0f} s",
@@ -153,6 +157,7 @@ class Starter:
         self.sandbox, self.server, self.inputs = sandbox, server, inputs
         self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
         self.spent = Spent()  # of the exploration's phases
+        self._quickest_s = math.inf  # from a launch to the end of a first call
 
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
@@ -171,7 +176,10 @@ class Starter:
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
-                done = entrant.process.answer(HANG_S if stage == "ran" else max(0.1, until - time.monotonic()))
+                began, left_s = time.monotonic(), max(0.1, until - time.monotonic())
+                done = entrant.process.answer(self.hang_s() if stage == "ran" else left_s)
+                if stage == "ran":
+                    self._quickest_s = min(self._quickest_s, time.monotonic() - began)
             stage = "compared"
             fault = None if entrant.is_opponent else self.fault_in(CaseReport(**done["done"]), folder)
         except Stopped:
@@ -188,6 +196,10 @@ class Starter:
         entrant.status = Status.OK
         if fault:
             entrant.fail(fault)
+
+    def hang_s(self) -> float:
+        """How long a launched kernel may take to end."""
+        return min(HANG_S, max(LEAST_HANG_S, QUICK_TIMES * self._quickest_s))
 
     def fault_in(self, report: CaseReport, folder: str) -> Fault | None:
         """The fault in the outputs in `folder`; None when there is no fault."""

@@ -318,12 +318,21 @@ def run_waves(
                 ahead.wait(LONGEST_WAIT_S)  # for those of later waves
             if ahead:
                 ahead.end()
+                explain_hangs(wave, ahead)
         crowded = crowded_out(wave, len(race.running())) if time.monotonic() < until else []
         if crowded:
             say(f"{len(crowded)} ran out of GPU memory beside others: started again one by one, with fewer beside them")
         waiting += [[entrant] for entrant in crowded]
         with starter.spent.noted("rounds"):
             race.run(last=not waiting, say=say)
+
+
+def explain_hangs(wave: list[Entrant], ahead: Ahead) -> None:
+    """Add to the error of each that did not end in time what its code shows."""
+    stuck = [entrant for entrant in wave if entrant.status == Status.TIMEOUT]
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        for entrant, why in zip(stuck, pool.map(lambda one: ahead.why_endless(one.file), stuck), strict=True):
+            entrant.error = f"{entrant.error}; {why}" if why else entrant.error
 
 
 def crowded_out(wave: list[Entrant], running: int) -> list[Entrant]:

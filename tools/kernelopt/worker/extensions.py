@@ -1,6 +1,7 @@
 """CUDA C++ that torch's load and load_inline would build: compiled for a GPU that need not be here, and not run."""
 
 import inspect
+import os
 import re
 import subprocess
 import sysconfig
@@ -72,8 +73,8 @@ class Extensions:
             self.lacking = NO_NVCC if self._target.is_nvidia else NO_HIPCC
             raise Stop(self.lacking)
         if self._target.is_nvidia and self._links_with_cuda and linked(build, given):
-            built = Path(given["build_directory"]).glob("*.so")
-            self.files += [str(path.relative_to(self._folder)) for path in built]
+            built = Path(given["build_directory"]).glob("*.so")  # which may lie elsewhere
+            self.files += [os.path.relpath(path, self._folder) for path in built]
         else:
             for source in sources:
                 if source.endswith(".cu"):
