@@ -304,6 +304,8 @@ TRIALS = {
     "qk_norm_rope": {"tokens": 5, "query_heads": 4, "key_heads": 2, "width": 16, "most": 9},
     "experts_weight_gradient": {"tokens": 9, "experts": 4, "width": 8, "hidden": 6},
     "triangle_product": {"nodes": 5, "channels": 3},
+    "norm_projection": {"tokens": 5, "hidden": 16},
+    "experts_output": {"tokens": 9, "experts": 4, "width": 8},
 }
 
 
@@ -314,7 +316,13 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
     assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["experts_weight_gradient", "mla_prefill", "newton_schulz", "window_attention"])
+PAIRED = [
+    *("experts_output", "experts_weight_gradient", "mla_prefill", "newton_schulz", "norm_projection"),
+    "window_attention",
+]
+
+
+@pytest.mark.parametrize("name", PAIRED)
 def test_the_paired_ratio_of_a_trial_is_what_the_comparison_printed(name):
     printed = (EVALS / "trials" / name / "compared.txt").read_text()
     (ratio,) = re.findall(r"^\w+ against without.py: (\S+x) \(95 % interval (\S+) to ([^,]+),", printed, re.MULTILINE)
@@ -389,19 +397,30 @@ def test_each_problem_of_a_trial_runs_at_other_sizes_and_stands_in_the_readme():
     assert done.returncode == 0, done.stdout
 
 
-def test_the_latest_two_problems_compute_what_they_say():
+def test_the_latest_problems_compute_what_they_say():
     done = forks_with_torch.run(f"""if True:
     from pathlib import Path
     import torch
     from kernelopt.worker import problem
-    def built(name, sizes):
+    def built(name, sizes, dtype="fp64"):
         reference = problem.Reference(Path({str(EVALS)!r}, "trials", name, "reference.py"))
-        model, inputs, _ = reference.build("default", 0, "fp64", "cpu", sizes)
-        return problem.call(model, inputs), inputs
-    dw, (x, dy, offsets) = built("experts_weight_gradient", {TRIALS["experts_weight_gradient"]!r})
+        model, inputs, _ = reference.build("default", 0, dtype, "cpu", sizes)
+        return problem.call(model, inputs), (model, *inputs)
+    heads, (model, x) = built("norm_projection", {TRIALS["norm_projection"]!r})
+    normed = torch.nn.functional.rms_norm
+    joint = normed(x, x.shape[1:], model.norm, 1e-6) @ model.projection.T + model.bias
+    q, k, v = joint.unflatten(1, (-1, 128)).split([32, 8, 8], dim=1)
+    wanted = normed(q, (128,), model.query_norm, 1e-6), normed(k, (128,), model.key_norm, 1e-6), v
+    assert all(torch.allclose(*pair, atol=1e-4) for pair in zip(heads, wanted, strict=True))
+    y, (model, h, offsets, tokens, scales) = built("experts_output", {TRIALS["experts_output"]!r}, None)
+    owner = torch.bucketize(torch.arange(len(h)), offsets[1:], right=True)
+    rows = torch.einsum("rw,rwh->rh", h.double(), model.weight[owner].double()) * scales[:, None]
+    wanted = torch.stack([rows[tokens == token].sum(0) for token in range(len(y))])
+    assert torch.allclose(y.double(), wanted, rtol=0.02, atol=0.02) and len(h) == 2 * len(y)
+    dw, (_, x, dy, offsets) = built("experts_weight_gradient", {TRIALS["experts_weight_gradient"]!r})
     owner = torch.bucketize(torch.arange(len(x)), offsets[1:], right=True)
     assert torch.allclose(dw, torch.stack([dy[owner == one].mT @ x[owner == one] for one in range(len(dw))]))
-    y, (a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
+    y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)
     assert done.returncode == 0, done.stdout
