@@ -18,7 +18,7 @@ from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import metrics, ncu, ncu_source
 from kernelopt.profilers.profile import KernelProfile, Profile
-from kernelopt.session import record_store
+from kernelopt.session import explorations, record_store
 from kernelopt.session.record import QualityGate
 from kernelopt.session.workspace import digest
 
@@ -575,7 +575,7 @@ def test_go_on_comes_with_what_the_last_exploration_brought(tmp_path):
     file.write_text(json.dumps(explored))
     lines = call_tool("analyze_profile.py", profile).stdout.splitlines()
     (at,) = [at for at, line in enumerate(lines) if line.startswith("go on: ")]
-    assert lines[at + 1] == "e1 brought 0.4 % over best (v0), less than 2 %: finish, or change the structure"
+    assert lines[at + 1] == "e1 brought 0.4 % over best (v0), less than 2 %: " + explorations.FINISH
     assert lines[at + 1] in call_tool("analyze_profile.py", profile, "--workspace", root, "--brief").stdout
 
 

@@ -19,6 +19,7 @@ from kernelopt.device import sandbox
 from kernelopt.device.stop_signal import Stop
 from kernelopt.explore import entrants, run
 from kernelopt.gate import rounds
+from kernelopt.session import explorations
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Status
@@ -195,8 +196,8 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
 @pytest.mark.parametrize(
     ("us", "said"),
     [
-        ([8.9] * 9, "e1 brought 1.1 % over best (v0), less than 2 %: finish, or change the structure"),
-        ([9.1] * 9, "e1 brought nothing over best (v0): finish, or change the structure"),
+        ([8.9] * 9, "e1 brought 1.1 % over best (v0), less than 2 %: " + explorations.FINISH),
+        ([9.1] * 9, "e1 brought nothing over best (v0): " + explorations.FINISH),
         ([8.0] * 9, None),
     ],
 )

@@ -169,7 +169,7 @@ def test_the_last_explorations_best_rows_are_told_and_where_the_rest_lies(parts,
     assert brief.exploration_section(parts) == "" and "brought" not in user
     first = replace(recorded[-1].rows[1], speedup=1.004)
     little = replace(recorded[-1], against="best (v2)", rows=(first,))
-    said = "e2 brought 0.4 % over best (v2), less than 2 %: finish, or change the structure"
+    said = "e2 brought 0.4 % over best (v2), less than 2 %: " + explorations.FINISH
     of_little = replace(told, exploration=little, little=explorations.little_came_of(little))
     assert said in brief.exploration_section(of_little).splitlines()
 

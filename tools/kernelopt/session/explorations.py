@@ -20,6 +20,9 @@ BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 # In two trials on an H100 (evals/README.md), what came after an exploration below this was 1.003x for 99 s of the GPU,
 # and 1.012x for 36 s.
 LITTLE = 1.02
+FINISH = (  # docs/exploring.md has the trials
+    "finish, or change the structure; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +146,7 @@ def little_came_of(exploration: Exploration) -> str | None:
         return None
     brought = f"{100 * (speedup - 1):.1f} %" if speedup > 1 else "nothing"
     less = f", less than {100 * (LITTLE - 1):.0f} %" if speedup > 1 else ""
-    return f"{exploration.name} brought {brought} over {exploration.against}{less}: finish, or change the structure"
+    return f"{exploration.name} brought {brought} over {exploration.against}{less}: {FINISH}"
 
 
 def folder_of(workspace: Workspace) -> Path:
