@@ -20,9 +20,8 @@ BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 # In two trials on an H100 (evals/README.md), what came after an exploration below this was 1.003x for 99 s of the GPU,
 # and 1.012x for 36 s.
 LITTLE = 1.02
-FINISH = (  # docs/exploring.md has the trials
-    "finish, or change the structure; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
-)
+AFTER = "in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"  # docs/exploring.md
+FINISH = f"finish, or change the structure; {AFTER}"
 
 
 @dataclass(frozen=True, kw_only=True)
