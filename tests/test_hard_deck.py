@@ -224,10 +224,11 @@ def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_fl
     files = "--kernel", folder / "candidates" / "cuda.py", "--reference", folder / "reference.py"
     (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm")["targets"]
     kernels = {kernel["name"]: kernel for kernel in target["kernels"]}
-    assert set(kernels) == {"product_kernel", "loose_kernel", "few_rows_kernel"}
+    assert set(kernels) == {"product_kernel", "realign_kernel", "few_rows_kernel"}
     for kernel in target["kernels"]:
         assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
         assert all(".E4M3.E4M3" in name for name in kernel["tensor_instructions"])
+        assert bool(kernel["tensor_instructions"]) == (kernel["name"] != "realign_kernel")
 
 
 def test_candidates_that_keep_tensor_maps_do_it_alike():
@@ -318,8 +319,8 @@ def hopper_products(cuda_runtime):
 )
 def test_the_tiles_of_the_fp8_product_cover_the_result_once(hopper_products, rows, columns, clusters):
     torch = pytest.importorskip("torch")
-    for extension, loose, group in ((0, 0, 16), (0, 0, 3), (1, 0, 2), (2, 0, 16), (0, 1, 4)):
-        given = loose, rows, columns, 4096, clusters, group
+    for extension, group in ((0, 16), (0, 3), (1, 2), (2, 16)):
+        given = rows, columns, 4096, clusters, group
         tiles = hopper_products[1 + extension].tiles(*given)
         covered = torch.zeros((rows + 511) // 64, (columns + 1023) // 64, dtype=torch.int)  # by 64 x 64
         for _, row, column, height, width in tiles:
@@ -333,37 +334,10 @@ def test_the_tiles_of_the_fp8_product_cover_the_result_once(hopper_products, row
 def test_narrow_tiles_of_the_fp8_product_even_its_last_wave(hopper_products, columns, longest):
     """Columns of 256 rows that a block of a cluster of two computes; 66 clusters, so a mean of 497 and 1738."""
     work = [0] * 66
-    for cluster, _, _, height, width in hopper_products[1].tiles(0, 4096, columns, 4096, 66, 16):
+    for cluster, _, _, height, width in hopper_products[1].tiles(4096, columns, 4096, 66, 16):
         assert height == 256
         work[cluster] += width // 2
     assert max(work) == longest and sum(work) == 16 * columns // 2
-
-
-def test_rows_of_any_length_arrive_where_the_fp8_product_takes_them_from(hopper_products):
-    """A tile's rows lie in shared memory by tensor map, 8 of a map for x and 16 for w."""
-    runtime, extension, *_ = hopper_products
-    encoded, maps = ctypes.c_int.in_dll(runtime, "encoded"), (ctypes.c_uint64 * 4 * 64).in_dll(runtime, "maps")
-    ctypes.c_int.in_dll(runtime, "wanted").value = 7
-
-    def call(x, rows, columns, depth):
-        before = encoded.value
-        assert extension.run(x, W, Y, SCALE_X, SCALE_W, False, rows, columns, depth, 16, 4, STREAM) == 0
-        return [list(maps[at % 64]) for at in range(before, encoded.value)]
-
-    for x, rows, columns, depth in ((X, 4096, 4096, 4127), (X + 3, 300, 512, 48), (X, 130, 257, 1)):
-        made = call(x, rows, columns, depth)
-        for data, total, box, of in ((x, rows, 8, made[:16]), (W, columns, 16, made[16:])):
-            assert len(of) == 16
-            for place in range(16 * box):
-                address, width, count, pitch = of[place // box]
-                row = extension.mixed(place)[box // 16]
-                start = address + width - depth + place % box * pitch  # of the row's bytes
-                assert start == data + row * depth and address % 16 == pitch % 16 == 0 and 0 <= width - depth < 16
-                assert count == (total - place // box + 15) // 16
-        for at in range(256):  # a thread's sums of a run are 16 columns side by side
-            assert extension.mixed(at)[1] == extension.mixed(at % 16)[1] + at // 16
-        assert not call(x, rows, columns, depth)  # the maps are kept
-        assert len(call(x + 4096, rows, columns, depth)) == 16
 
 
 def test_the_launcher_of_the_fp8_product_for_hopper_hands_over_its_arguments(hopper_products):
@@ -371,10 +345,11 @@ def test_the_launcher_of_the_fp8_product_for_hopper_hands_over_its_arguments(hop
     words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     wanted, launched = (ctypes.c_int.in_dll(runtime, name) for name in ("wanted", "launched"))
 
-    def call(rows, columns, depth, run=extension.run):
+    def call(rows, columns, depth, run=extension.run, copies=0):
         before = launched.value
-        assert run(X, W, Y, SCALE_X, SCALE_W, True, rows, columns, depth, 16, 4, STREAM) == 0
-        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM and launched.value == before + 1
+        assert run(X, W, Y, SCALE_X, SCALE_W, True, copies, rows, columns, depth, 16, 4, STREAM) == 0
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+        assert launched.value == before + 1 + bool(copies)
         return grid[0]
 
     wanted.value = 7
@@ -382,10 +357,10 @@ def test_the_launcher_of_the_fp8_product_for_hopper_hands_over_its_arguments(hop
     assert words[:5] == [X, W, Y, SCALE_X, SCALE_W] and words[5] & 0xFFFFFFFF == 1 and words[6] == 256 | 1024 << 32
     assert call(256, 1024, 512, square.run) == 16 and call(4096, 14336, 4096) == 132
     assert call(4096, 14336, 4096, four_blocks.run) == 4 * 30  # as many clusters as the stand-in says run at once
-    assert call(256, 1023, 512) == 8 and words[:5] == [X, W, Y, SCALE_X, SCALE_W]  # a row of y is no whole 16 bytes
-    assert call(32, 1024, 500) == 8 and words[0] == X  # nor is a row of x
+    assert call(256, 1024, 100, copies=COPIES) == 8 and words[:3] == [COPIES, COPIES + 256 * 112, Y]
     wanted.value = 6
     assert call(32, 640, 512) == 10 and words[:4] == [X, W, SCALE_X, SCALE_W] and words[5] == Y
+    assert call(32, 640, 100, copies=COPIES) == 10 and words[:2] == [COPIES, COPIES + 32 * 112]
 
 
 def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments(cuda_runtime):

@@ -1,17 +1,19 @@
-"""fp8 product in CUDA C++ for Hopper: 256 x 192 tiles in clusters, one consumer behind the other, any row length by TMA.
+"""fp8 product in CUDA C++ for Hopper: 256 x 192 tiles in clusters, one consumer behind the other.
 
-It ran once, on an H100 SXM, 2026-11-27. **k = 4127 ends in an illegal instruction, in every configuration; the cause is
-UNKNOWN.** The other three workloads are right. No configuration of SPACE spills, none has serialized wgmma. Its tiles,
-its tensor maps and its launcher are tested on a stand-in for CUDA's runtime too.
+It ran once, on an H100 SXM, 2026-11-27, in an earlier form: three workloads are right, k = 4127 ended in an illegal
+instruction in every configuration. No configuration of SPACE spills, none has serialized wgmma. Its tiles and its
+launcher are tested on a stand-in for CUDA's runtime too.
 
- * Both operands in whole 16 bytes, more than 64 rows: after examples/int8_linear. A producer warp, two consumers, a ring
-   across tiles, the result by stmatrix and TMA. A cluster is CM x CN blocks, which share w and x by multicast.
+ * More than 64 rows: after examples/int8_linear. A producer warp, two consumers, a ring across tiles, the result by
+   stmatrix and TMA. A cluster is CM x CN blocks, which share w and x by multicast.
  * LAG: in its first tile the second consumer starts some steps late. It stays late, so one multiplies while the other
    stores. Without it both end a tile at once, and the tensor cores wait for both epilogues.
  * Narrow tiles at the right even the last wave. The host chooses how many columns of tiles are narrow.
- * Rows of other lengths (k = 4127): no copy. Each 16th row begins at the same byte of 16 bytes, so an operand has 16
-   tensor maps, and a box may begin at any byte. A tile's rows and columns are mixed by this; each thread's sums are
-   then runs of 16 columns, which it stores.
+ * Rows that are no whole 16 bytes (k = 4127) are copied to such rows first, as in cluster.py. The earlier form had 16
+   tensor maps an operand instead, and boxes that began at any byte. compute-sanitizer puts the illegal instruction at
+   the first of those loads, on that H100, with the maps among the kernel's parameters; in the GPU's memory it failed
+   too. The address that TMA reads from must be a multiple of 16 bytes, coordinates included
+   (https://github.com/triton-lang/triton/issues/7385). This form has not run.
  * Up to 64 rows: the transposed product, each block walks all of k, as in cluster.py; 256 of k a step (PANELS).
  * Sums stay in the tensor cores: the task allows an rms error of 0.01, they have 0.0021 to 0.0026 (README.md).
 
@@ -30,7 +32,7 @@ of 128 bytes a step:
 |---|---|---|---|---|---|
 | 4096^3 | 99 to 101 | 96 | 101.3, 99.8, 100.6 | 1.039x (1.015 to 1.067) | 80.8 / 0.97 = 83 |
 | n = 14336 | 328 to 330 | 319 | 323.3, 321.7, 329.5 | 1.027x (1.023 to 1.029) | 283 / 0.97 = 292 |
-| k = 4127 | 146 | 108 | fails, fails, 145.4 | - | 81.4 / 0.97 = 84 |
+| k = 4127 | 146 | 108; with the copy 145 | fails, fails, 145.4 | - | 81.4 / 0.97 = 84 |
 | 32 rows | 22.4 | 22.4 | 28.5, 28.6, 29.0 | 1.023x (0.981 to 1.076) | 67 MB at 3026 GB/s: 22.2 |
 
 So half of the gain came at n = 14336 and less at 4096^3. LAG=0 is as fast as LAG=1 (100.7 and 323.3), which was the
@@ -38,8 +40,8 @@ sign that the power cap alone limits: 1605 MHz in the lead. Probes: no epilogue 
 
 How: a multiprocessor does 4096 multiplications a cycle, so 512 columns take 131,072 cycles and 1792 take 458,752. Add 3
 to 4 % for the ring, 3000 cycles until the first operand, 2500 for the last epilogue: 141,800 and 478,000. At 1.54 GHz,
-the clock of the example's profile, these are 92 and 310 us. The power cap is taken to eat half of the gain. k = 4127 is
-33 steps for 32; its boxes begin anywhere, so a row of 128 bytes takes five sectors in place of four: 8 % more, a guess.
+the clock of the example's profile, these are 92 and 310 us. The power cap is taken to eat half of the gain. k = 4127 was
+taken for 33 steps in place of 32 and 8 % more sectors. With the copy it is Triton's 145, whose copy takes as long.
 Probes: "no epilogue" 94, "no loads" 90 at 4096^3; LAG=0 2 us more, 128 x 256 1 us more. If LAG=0 is as fast, the power
 cap alone limits, and no schedule reaches 88 % of the bare tensor operations.
 """
@@ -122,10 +124,9 @@ struct Plan {
     static_assert(M % 128 == 0 && N % 64 == 0 && FEWER % 64 == 0 && FEWER <= N && (K == 64 || K == 128) && STAGE_BYTES % 1024 == 0, "tiles");
 };
 typedef Plan<BM_, BN_, BK_, STAGES_, CM_, CN_, NARROW_> Tight;  // rows of whole 16 bytes
-typedef Plan<128, 256, 128, 4, 2, 1, 256> Loose;                // rows of any length
 constexpr int THREADS = 384;
-constexpr u32 TIGHT_BYTES = Tight::RING_BYTES + 2 * SLOTS_ * SLOT_BYTES + 8 * BN_ + 16 * STAGES_, LOOSE_BYTES = Loose::RING_BYTES + 8 * Loose::BN + 16 * Loose::STAGES;
-static_assert(TIGHT_BYTES <= MOST_SHARED && LOOSE_BYTES <= MOST_SHARED, "shared memory of a block");
+constexpr u32 TIGHT_BYTES = Tight::RING_BYTES + 2 * SLOTS_ * SLOT_BYTES + 8 * BN_ + 16 * STAGES_;
+static_assert(TIGHT_BYTES <= MOST_SHARED, "shared memory of a block");
 
 // Tiles of the clusters: `wide` of CM * BM rows and CN * BN columns, from the left, then `narrow` of CN * NARROW columns. Wide ones are
 // dealt in turn, `group` rows of tiles together; `late` clusters get one more of them, and `few` narrow ones each, the others `more`.
@@ -185,13 +186,6 @@ template <class P> const Shape& dealt_once(int rows, int columns, int depth, int
     if (memcmp(of, now, sizeof now)) memcpy(of, now, sizeof now), last = dealt<P>(rows, columns, depth, clusters, group, lag);
     return last;
 }
-
-// Rows of any length: sixteen tensor maps, of the rows 0, 16, 32, …; 1, 17, 33, …; and so on, since 16 rows are whole 16 bytes. A map
-// begins at the 16 bytes in which its first row begins. A tile's rows lie in shared memory by map, so its rows and columns are mixed.
-constexpr int CLASSES = 16;
-struct Maps { CUtensorMap of[CLASSES]; int shift[CLASSES]; };  // shift: where in those 16 bytes
-__host__ __device__ __forceinline__ int loose_row(int at) { return 16 * (at % 8) + at / 8; }        // of 128 rows of x
-__host__ __device__ __forceinline__ int loose_column(int at) { return 16 * (at % 16) + at / 16; }   // of 256 rows of w
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
@@ -399,92 +393,6 @@ __global__ void __cluster_dims__(Tight::CLUSTER, 1, 1) __launch_bounds__(THREADS
     cluster_barrier();  // no block ends while another still arrives at its barriers
 }
 
-__device__ __forceinline__ void store_run(__nv_bfloat16* to, const u32 (&run)[8], int left, bool aligned) {  // of the 16 columns, `left` exist
-    if (aligned) {
-        if (left > 0) *reinterpret_cast<uint4*>(to) = make_uint4(run[0], run[1], run[2], run[3]);
-        if (left > 8) *reinterpret_cast<uint4*>(to + 8) = make_uint4(run[4], run[5], run[6], run[7]);
-    } else {
-        #pragma unroll
-        for (int j = 0; j < 16; ++j)
-            if (j < left) to[j] = __ushort_as_bfloat16((unsigned short)(run[j / 2] >> j % 2 * 16));
-    }
-}
-
-// Operands whose rows are no whole 16 bytes, or a result whose rows are none. Four warps ask for the 24 boxes of a step, with half of
-// the rows of w for both blocks. A thread ends up with runs of 16 columns of its rows, and stores them itself.
-__global__ void __cluster_dims__(Loose::CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
-    loose_kernel(const __grid_constant__ Maps x_maps, const __grid_constant__ Maps w_maps, __nv_bfloat16* y, const float* scale_x, const float* scale_w, int per_row,
-                 const __grid_constant__ Shape s) {
-    typedef Loose P;
-    extern __shared__ __align__(1024) uint8_t raw[];
-    const u32 ring = shared_address(raw), of_columns = ring + P::RING_BYTES, full = of_columns + 8 * P::BN, empty = full + 8 * P::STAGES;
-    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
-    u32 block;
-    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
-    if (threadIdx.x == 0 && ring % 1024) __trap();
-    start_ring<P>(full, empty);
-    const int cluster = blockIdx.x / P::CLUSTER;
-    Tiles<P> tiles(cluster);
-    if (group == 2) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 56;");
-        if (lane == 0) {
-            int stage = 0, loaded = 0;
-            u32 parity = 1;
-            const int of_x = warp % 4 * 4, of_w = block * 8 + warp % 4 * 2;  // the first of its four maps of x, of its two of w
-            int x_shift[4], w_shift[2];
-            #pragma unroll
-            for (int i = 0; i < 4; ++i) x_shift[i] = x_maps.shift[of_x + i];
-            #pragma unroll
-            for (int i = 0; i < 2; ++i) w_shift[i] = w_maps.shift[of_w + i];
-            while (tiles.next(s, cluster)) {
-                const int x_row = (tiles.row + int(block) * P::BM) / 16, w_row = tiles.column / 16;
-                for (int k = 0; k < s.steps; ++k) {
-                    const u32 bar = full + 8 * stage, at = ring + stage * P::STAGE_BYTES;
-                    bar_wait(empty + 8 * stage, parity);
-                    const bool skip = PROBE_ == NO_LOADS && loaded == P::STAGES;
-                    if (warp == 8) bar_expect(bar, skip ? 0 : P::STAGE_BYTES);
-                    if (!skip) {
-                        if (PROBE_ == NO_LOADS) ++loaded;
-                        #pragma unroll
-                        for (int i = 0; i < 4; ++i) load<1, NORMAL>(at + (of_x + i) * (8 * P::BK), &x_maps.of[of_x + i], bar, k * P::BK + x_shift[i], x_row, 0);
-                        #pragma unroll
-                        for (int i = 0; i < 2; ++i) load<2, NORMAL>(at + P::X_BYTES + (of_w + i) * (16 * P::BK), &w_maps.of[of_w + i], bar, k * P::BK + w_shift[i], w_row, 3);
-                    }
-                    if (++stage == P::STAGES) stage = 0, parity ^= 1;
-                }
-            }
-        }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 224;");
-        Consumer<P> c(ring, full, empty, warp, block, s.lag);
-        const Scales scales(scale_x, scale_w, per_row, of_columns + group * 4 * P::BN);
-        while (tiles.next(s, cluster)) {
-            float sums[1][P::BN / 2];
-            c.multiply_all<P::BN>(sums, s, scales, tiles.column);
-            if (PROBE_ == NO_EPILOGUE) continue;
-            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
-            #pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const int row = tiles.row + int(block) * P::BM + loose_row(group * 64 + c.warp * 16 + h * 8 + lane / 4);
-                #pragma unroll
-                for (int u = 0; u < 4; ++u) {  // a run: sums 8 j + first
-                    const int first = u / 2 * 4 + 2 * h + u % 2, within = loose_column(u / 2 * 8 + 2 * (lane % 4) + u % 2), column = tiles.column + within;
-                    u32 out[8];
-                    #pragma unroll
-                    for (int j = 0; j < 8; ++j) {
-                        const float2 f = scales.two(within + 2 * j);
-                        out[j] = packed(sums[0][16 * j + first] * f.x, sums[0][16 * j + 8 + first] * f.y);
-                    }
-                    if (row < s.rows) store_run(y + (int64_t)row * s.columns + column, out, s.columns - column, s.columns % 8 == 0);
-                }
-            }
-            asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");  // the scales have been read
-        }
-    }
-    __syncwarp();
-    cluster_barrier();
-}
-
 // Few rows of x: y^T = w x^T, so that 64 rows of w are the rows of wgmma and FEW rows of x its columns. A block walks all of k.
 constexpr int FEW_BK = 128;
 template <int FEW> struct Ring {
@@ -549,6 +457,31 @@ template <int FEW> __global__ void __launch_bounds__(160, 1)
     }
 }
 
+// Rows of `depth` bytes to rows of `pitch`, a multiple of 16, by 16 bytes a thread; what is new is 0. Blocks of x first, then of w.
+__device__ __forceinline__ u32 word_at(const uint8_t* from, int64_t word, int64_t total) {
+    if (4 * word + 4 <= total) return __ldg((const u32*)from + word);
+    u32 value = 0;
+    for (int64_t byte = 4 * word; byte < total; ++byte) value |= (u32)from[byte] << 8 * (byte % 4);
+    return value;
+}
+__global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, int rows, int columns, int depth, int pitch) {
+    const bool of_x = blockIdx.x < rows;
+    const int64_t row = of_x ? blockIdx.x : blockIdx.x - rows, total = (int64_t)(of_x ? rows : columns) * depth;
+    const uint8_t* from = of_x ? x : w;
+    for (int at = threadIdx.x; at < pitch / 16; at += blockDim.x) {
+        const int64_t byte = row * depth + 16 * at, word = byte / 4;
+        u32 in[5], out[4];
+        #pragma unroll
+        for (int i = 0; i < 5; ++i) in[i] = word_at(from, word + i, total);
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int left = depth - 16 * at - 4 * i;  // bytes of the row from here on
+            out[i] = __funnelshift_r(in[i], in[i + 1], byte % 4 * 8) & (left >= 4 ? ~0u : left > 0 ? (1u << 8 * left) - 1 : 0);
+        }
+        to[(int64_t)blockIdx.x * (pitch / 16) + at] = make_uint4(out[0], out[1], out[2], out[3]);
+    }
+}
+
 // All return 0 or an error: CUDA's, or 10000 and the driver's.
 #define MUST(call) do { int error = int(call); if (error) return error; } while (0)
 
@@ -564,25 +497,6 @@ int map_of(CUtensorMap& map, const void* data, CUtensorMapDataType type, int64_t
 }
 int map_of_bytes(CUtensorMap& map, const void* data, int rows, int depth, int box_columns, int box_rows) {
     return map_of(map, data, CU_TENSOR_MAP_DATA_TYPE_UINT8, depth, rows, depth, box_columns, box_rows, box_columns == 128);
-}
-
-// The maps of the last operands stay: a map says where rows lie and how they are cut, and nothing of their values.
-int maps_of(const Maps*& found, const void* data, int rows, int depth, int box_rows) {
-    constexpr int KEPT = 16;
-    static struct { const void* data; int rows, depth, box_rows; Maps maps; } kept[KEPT] = {};
-    static int oldest = 0;
-    for (auto& one : kept)
-        if (one.data == data && one.rows == rows && one.depth == depth && one.box_rows == box_rows) return found = &one.maps, 0;
-    auto& one = kept[oldest];
-    oldest = (oldest + 1) % KEPT, one.data = nullptr;
-    for (int i = 0; i < CLASSES; ++i) {
-        const int first = i < rows ? i : 0;  // rows that are not there are read, and not stored
-        const uintptr_t at = (uintptr_t)data + (uintptr_t)first * depth;
-        one.maps.shift[i] = at % 16;
-        MUST(map_of(one.maps.of[i], (const void*)(at - at % 16), CU_TENSOR_MAP_DATA_TYPE_UINT8, depth + int64_t(at % 16), (rows - first + CLASSES - 1) / CLASSES, (int64_t)CLASSES * depth, 128, box_rows, true));
-    }
-    one.data = data, one.rows = rows, one.depth = depth, one.box_rows = box_rows;
-    return found = &one.maps, 0;
 }
 
 struct Operands { const void *x, *w; __nv_bfloat16* y; const float *scale_x, *scale_w; int per_row, rows, columns, depth, group, lag; cudaStream_t stream; };
@@ -633,35 +547,29 @@ int tight(const Operands& o) {
     return 0;
 }
 
-int loose(const Operands& o) {
-    typedef Loose P;
-    const Maps *x_maps, *w_maps;
-    MUST(maps_of(x_maps, o.x, o.rows, o.depth, 8));
-    MUST(maps_of(w_maps, o.w, o.columns, o.depth, 16));
-    int clusters;
-    MUST(clusters_of<P>(clusters, loose_kernel, LOOSE_BYTES));
-    const Shape s = dealt_once<P>(o.rows, o.columns, o.depth, clusters, o.group, (o.lag * Tight::BK + P::BK - 1) / P::BK);
-    loose_kernel<<<min(clusters, s.wide) * P::CLUSTER, THREADS, LOOSE_BYTES, o.stream>>>(*x_maps, *w_maps, o.y, o.scale_x, o.scale_w, o.per_row, s);
-    return 0;
-}
-
-int product(const Operands& o) {
-    const bool whole = o.depth % 16 == 0 && (uintptr_t)o.x % 16 == 0 && (uintptr_t)o.w % 16 == 0;
-    if (o.rows <= 64 && whole) MUST((o.rows <= 8 ? few_rows<8> : o.rows <= 16 ? few_rows<16> : o.rows <= 32 ? few_rows<32> : few_rows<64>)(o));
-    else MUST((whole && o.columns % 8 == 0 ? tight : loose)(o));
+int product(Operands o, void* copies) {
+    if (copies) {
+        const int pitch = (o.depth + 15) / 16 * 16;
+        realign_kernel<<<o.rows + o.columns, 128, 0, o.stream>>>((const uint8_t*)o.x, (const uint8_t*)o.w, (uint4*)copies, o.rows, o.columns, o.depth, pitch);
+        o.x = copies, o.w = (const uint8_t*)copies + (int64_t)o.rows * pitch, o.depth = pitch;
+    }
+    MUST((o.rows <= 8 ? few_rows<8> : o.rows <= 16 ? few_rows<16> : o.rows <= 32 ? few_rows<32> : o.rows <= 64 ? few_rows<64> : tight)(o));
     return cudaGetLastError();
 }
 
-static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, w, y, scale_x, scale_w, per_row, rows, columns, depth, group, lag, stream
-    long long a[12];
-    for (int i = 0; i < 12; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    return PyLong_FromLong(product({(void*)a[0], (void*)a[1], (__nv_bfloat16*)a[2], (float*)a[3], (float*)a[4], int(a[5]), int(a[6]), int(a[7]), int(a[8]), int(a[9]), int(a[10]), (cudaStream_t)a[11]}));
+static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, w, y, scale_x, scale_w, per_row, copies, rows, columns, depth, group, lag, stream
+    long long a[13];
+    for (int i = 0; i < 13; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    return PyLong_FromLong(product({(void*)a[0], (void*)a[1], (__nv_bfloat16*)a[2], (float*)a[3], (float*)a[4], int(a[5]), int(a[7]), int(a[8]), int(a[9]), int(a[10]), int(a[11]), (cudaStream_t)a[12]}, (void*)a[6]));
 }
 
-// For tests: (cluster, row, column, rows, columns) of all tiles in turn. Given: loose, rows, columns, depth, clusters, group.
-template <class P> PyObject* dealt_tiles(const int* a) {
+// For tests: (cluster, row, column, rows, columns) of all tiles in turn. Given: rows, columns, depth, clusters, group.
+static PyObject* tiles(PyObject*, PyObject* const* given, Py_ssize_t) {
+    typedef Tight P;
+    int a[5];
+    for (int i = 0; i < 5; ++i) a[i] = int(PyLong_AsLongLong(given[i]));
     PyObject* all = PyList_New(0);
-    const Shape s = dealt<P>(a[1], a[2], a[3], a[4], a[5], 0);
+    const Shape s = dealt<P>(a[0], a[1], a[2], a[3], a[4], 0);
     for (int cluster = 0; cluster < s.clusters; ++cluster)
         for (Tiles<P> tiles(cluster); tiles.next(s, cluster);) {
             PyObject* one = Py_BuildValue("iiiii", cluster, tiles.row, tiles.column, P::CM * P::BM, P::CN * (tiles.part ? P::NARROW : P::BN));
@@ -670,17 +578,7 @@ template <class P> PyObject* dealt_tiles(const int* a) {
         }
     return all;
 }
-static PyObject* tiles(PyObject*, PyObject* const* given, Py_ssize_t) {
-    int a[6];
-    for (int i = 0; i < 6; ++i) a[i] = int(PyLong_AsLongLong(given[i]));
-    return a[0] ? dealt_tiles<Loose>(a) : dealt_tiles<Tight>(a);
-}
-static PyObject* mixed(PyObject*, PyObject* const* given, Py_ssize_t) {  // for tests: the row, the column of a loose tile at this place
-    const int at = int(PyLong_AsLongLong(given[0]));
-    return Py_BuildValue("ii", loose_row(at), loose_column(at));
-}
-static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {"tiles", (PyCFunction)(void*)tiles, METH_FASTCALL, ""},
-                                {"mixed", (PyCFunction)(void*)mixed, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {"tiles", (PyCFunction)(void*)tiles, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fp8_product_cuda", "", -1, methods};
 #define INIT(name) PyInit_##name
 #define INIT_OF(name) INIT(name)
@@ -723,6 +621,12 @@ def built():
     return _run
 
 
+def dense(x):
+    """x, contiguous and at a multiple of 16 bytes."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 def product_of(x, weight, scale_x, scale_w, device):
     (M, K), (N, depth), scales = x.shape, weight.shape, scale_w.numel()
     if depth != K or scale_x.numel() != 1 or scales not in (1, N) or min(M, N, K) < 1:
@@ -733,8 +637,11 @@ def product_of(x, weight, scale_x, scale_w, device):
         raise ValueError("x and weight must be float8_e4m3fn, the scales float32")
     if not device == weight.get_device() == scale_x.get_device() == scale_w.get_device():
         raise ValueError("the operands and their scales must be on one device")
-    x, weight, scale_w = x.contiguous(), weight.contiguous(), scale_w.contiguous()
+    if N % 8:
+        raise ValueError("a row of the result must be whole 16 bytes, for TMA")
+    x, weight, scale_w = dense(x), dense(weight), scale_w.contiguous()
     y = x.new_empty((M, N), dtype=torch.bfloat16)
+    copies = x.new_empty((M + N, -(-K // 16) * 16), dtype=torch.uint8) if K % 16 else None
     error = (_run or built())(
         x.data_ptr(),
         weight.data_ptr(),
@@ -742,6 +649,7 @@ def product_of(x, weight, scale_x, scale_w, device):
         scale_x.data_ptr(),
         scale_w.data_ptr(),
         scales > 1,
+        0 if copies is None else copies.data_ptr(),
         M,
         N,
         K,
