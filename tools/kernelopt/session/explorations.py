@@ -17,9 +17,7 @@ NUMBERED = re.compile(r"e([1-9][0-9]{0,6})\.json\Z")
 CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?P<row>#)?")
 LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 BEST = "best"  # an opponent's name: the best version, as "best (v3)"
-# In two trials on an H100 (evals/README.md), what came after an exploration below this was 1.003x for 99 s of the GPU,
-# and 1.012x for 36 s.
-LITTLE = 1.02
+LITTLE = 1.02  # over the best version: an exploration below it brought little
 AFTER = "in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"  # docs/exploring.md
 FINISH = f"finish, or change the structure; {AFTER}"
 
