@@ -1,11 +1,16 @@
 """Kernels that are compiled before their first call. No GPU is needed: none of these processes uses one. That a call on a
 GPU finds what they built was seen on one (docs/exploring.md)."""
 
+import signal
+import threading
 import time
 
 import pytest
-from conftest import BUNDLE, REFERENCE
+from conftest import FIXTURES, REFERENCE
 from kernelopt.compiling import ahead, compiler
+from kernelopt.device import programs
+from kernelopt.device.stop_signal import Stop
+from kernelopt.errors import Stopped
 from kernelopt.hardware import targets
 
 KERNEL = """
@@ -54,15 +59,30 @@ def test_what_a_call_would_launch_is_in_the_caches_of_the_sandbox(tmp_path, sand
     assert len(compiled(sandboxed) - before) == 2
 
 
-def test_a_hang_is_explained_by_the_code(tmp_path, sandboxed):
-    """Of a listing: no compiler is needed."""
+@pytest.mark.skipif(programs.find("cuobjdump") is None, reason="needs cuobjdump")
+def test_a_hang_is_explained_by_the_code(tmp_path, sandboxed, monkeypatch):
     begun = ahead.Ahead(sandboxed, [], {}, H100)
     file = tmp_path / "k.py"
     assert begun.why_endless(file) is None
-    listing = BUNDLE / "tests" / "fixtures" / "disassembly"
-    begun._compiled[file] = {"cuda": ["setmaxnreg.sass"], "log": ""}, listing
-    assert "they need 512, and the last one waits for ever" in begun.why_endless(file)
+    begun._compiled[file] = {"cuda": ["setmaxnreg.cubin"], "log": ""}, FIXTURES / "disassembly"
+    assert begun.why_endless(file).startswith("waits may never end: a launch gives 3 warpgroups 168 registers a thread")
+    monkeypatch.setattr(ahead.reading, "kernels_in", lambda path: (_ for _ in ()).throw(OSError("it was removed")))
+    assert begun.why_endless(file) is None
     begun.end()
+
+
+def test_a_stop_ends_the_wait_for_what_is_compiled_ahead(tmp_path, sandboxed, monkeypatch):
+    file = tmp_path / "k.py"
+    file.write_text("import time; time.sleep(600)")
+    begun = ahead.Ahead(sandboxed, [file], case_of(tmp_path), H100)
+    monkeypatch.setattr(sandboxed, "stop", stopped := Stop())
+    stopped.interrupts = False
+    threading.Timer(0.5, stopped.signalled, (signal.SIGTERM, None)).start()
+    started = time.monotonic()
+    with pytest.raises(Stopped):
+        begun.wait(60)
+    begun.end()
+    assert time.monotonic() - started < 10
 
 
 def test_those_that_still_run_are_ended_and_the_rest_is_not_begun(tmp_path, sandboxed, monkeypatch):

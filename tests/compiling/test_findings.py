@@ -89,8 +89,8 @@ def kernel(**changes) -> CompiledKernel:
         ),
         (
             "sm_90",
-            {"remarks": {"waits_for_registers": "they need 512, and the last one waits for ever"}},
-            [("compiled_waits_for_registers", "hopper.md", "does not end: they need 512")],
+            {"remarks": {"waits_for_registers": "they need 512, so that one of them waits for ever"}},
+            [("compiled_waits_for_registers", "hopper.md", "may never end: they need 512")],
         ),
         (
             "gfx942",

@@ -31,6 +31,13 @@ def test_an_answer_that_was_on_its_way_is_not_lost():
         process.answer(5)
 
 
+def test_a_limit_that_becomes_shorter_holds_for_those_that_wait_already():
+    process, limits = Leaving([]), iter([60.0, 60.0, 0.1])
+    process._child.has_ended = lambda: False
+    with pytest.raises(standing.Ended):
+        process.answer(lambda: next(limits, 0.1))
+
+
 def test_a_process_that_ends_without_an_answer_has_ended():
     with pytest.raises(standing.Ended):
         Leaving([]).answer(5)

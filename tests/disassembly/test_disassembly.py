@@ -87,8 +87,6 @@ def test_both_dialects_of_sass_read_the_same():
             {"narrow_global_loads", "narrow_shared_loads", "narrow_shared_stores", "copies_through_registers"},
         ),
         ("matmul_tma_sm_100a.sass", "tma_matmul", (23, 0, 1024), "none", set()),
-        ("setmaxnreg.sass", "fits", (168, 0, 0), "none", {"narrow_global_stores"}),
-        ("setmaxnreg.sass", "waits", (168, 0, 0), "none", {"narrow_global_stores", "waits_for_registers"}),
     ],
 )
 def test_what_stands_out_in_each_recorded_kernel(name, kernel, resources, local, ids):
@@ -97,22 +95,40 @@ def test_what_stands_out_in_each_recorded_kernel(name, kernel, resources, local,
     assert found.local_memory == local and notes(found) == ids
 
 
+def test_launch_bounds_are_read_of_the_elf_listing():
+    assert listings.most_threads((RECORDED / "setmaxnreg.elf.txt").read_text()) == {"fits": 384, "waits": 384}
+
+
+@pytest.mark.parametrize(("kernel", "lowered", "waits"), [("fits", 56, False), ("waits", 64, True)])
+def test_recorded_kernels_that_set_their_limits_of_registers(kernel, lowered, waits):
+    found = summary("setmaxnreg.sass", kernel)
+    assert (found.resources.registers, found.raised, found.lowered) == (168, (224,), (lowered,))
+    assert "waits_for_registers" not in notes(found)  # a listing by -sass has no launch bounds
+    (said,) = [one.message for one in replace(found, most_threads=384).remarks() if "waits" in one.id] or [""]
+    assert ("2 that raise it to 224 by setmaxnreg and 1 with 64 need 512" in said) == waits
+
+
 @pytest.mark.parametrize(
-    ("registers", "raised", "lowered", "waits"),
+    ("threads", "registers", "raised", "lowered", "waits"),
     [
-        (168, (240,), (24,), False),
-        (168, (240,), (32,), True),
-        (168, (192, 240), (120,), False),  # the least that is asked for
-        (168, (208,), (), True),  # the third one keeps its 168
-        (128, (160,), (32,), False),  # four warpgroups
-        (128, (160,), (40,), True),
-        (255, (240,), (), False),  # two
-        (168, (), (40,), False),
-        (None, (240,), (64,), False),
+        (384, 168, (240,), (24,), False),
+        (384, 168, (240,), (32,), True),
+        (384, 168, (192, 240), (120,), False),  # the least that is asked for
+        (384, 168, (208,), (), True),  # the third one keeps its 168
+        (512, 128, (160,), (32,), False),
+        (512, 128, (208,), (40,), False),  # two of each
+        (512, 128, (232,), (40,), True),
+        (256, 255, (240,), (), False),
+        (256, 128, (208,), (40,), False),  # two blocks on a multiprocessor
+        (384, 80, (96,), (40,), False),
+        (384, 168, (), (40,), False),
+        (384, None, (240,), (64,), False),
+        (None, 168, (240,), (64,), False),
+        (128, 168, (240,), (), False),
     ],
 )
-def test_warpgroups_that_ask_for_more_registers_than_a_launch_gives(registers, raised, lowered, waits):
-    one = replace(summary("setmaxnreg.sass", "fits"), raised=raised, lowered=lowered)
+def test_warpgroups_that_ask_for_more_registers_than_a_launch_gives(threads, registers, raised, lowered, waits):
+    one = replace(summary("setmaxnreg.sass", "fits"), raised=raised, lowered=lowered, most_threads=threads)
     found = notes(replace(one, resources=replace(one.resources, registers=registers)))
     assert ("waits_for_registers" in found) == waits
 

@@ -581,7 +581,7 @@ def test_processes_that_have_started_cuda_take_no_more_room(monkeypatch):
     inputs = [SimpleNamespace(bytes=lambda: 1 << 30, mutates=())] * 2
     monkeypatch.setattr(run.gpu, "free_bytes", lambda: 80 << 30)
     alone = run.live_at_once(inputs)
-    monkeypatch.setattr(run.gpu, "free_bytes", lambda: (80 << 30) - 8 * run.CONTEXT_BYTES)
+    monkeypatch.setattr(run.gpu, "free_bytes", lambda: (80 << 30) - 8 * run.STARTED_BYTES)
     assert run.live_at_once(inputs, 8) == alone > run.live_at_once(inputs)
 
 

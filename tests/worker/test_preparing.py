@@ -119,6 +119,29 @@ def test_shapes_show_the_size_of_inputs_beside_offsets_that_are_drawn_by_random_
     assert (held and held.inputs) == (shown and shown + 8 * 5)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.randn(2**21), torch.randn(int(torch.randint(1, 2**20, ())))",  # of other numbers than for real
+        "kept.setdefault(0, torch.randn(2**21)), torch.zeros(int(torch.bincount(torch.ones(1, dtype=int))[1]))",
+    ],
+    ids=["a size is drawn", "the file keeps tensors, and can be executed once"],
+)
+def test_shapes_do_not_tell_what_a_draw_decides_or_what_would_leave_blank_tensors_behind(tmp_path, made):
+    text = (
+        "import torch\n"
+        f'LIBRARY = torch.library.Library("{tmp_path.name}", "DEF")\n'
+        "kept = {}\n"
+        "class Model(torch.nn.Module):\n"
+        "    def forward(self, x, y): return x.sum() + y.sum()\n"
+        f"def get_inputs(*, parts=8): return [{made}]\n"
+    )
+    (tmp_path / "reference.py").write_text(text)
+    reference = problem.Reference(tmp_path / "reference.py")
+    assert size_trials.held(reference, "default", 0, None, {"parts": 5}) is None
+    assert not any(one.is_meta for one in reference.build("default", 0, None, "cpu", {"parts": 5})[1])
+
+
 def test_every_file_is_whole_when_the_job_ends(tmp_path, monkeypatch):
     answer, _ = prepared(tmp_path, SUM, monkeypatch)
     paths = [case["path"] for case in answer["cases"]]

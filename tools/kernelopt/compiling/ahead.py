@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ..device import standing
 from ..device.sandbox import Sandbox
-from ..errors import Stopped
+from ..errors import Stopped, ToolError
 from ..hardware.targets import Target
 from . import compiler, findings, reading
 
@@ -30,6 +30,7 @@ class Ahead:
 
     def __init__(self, sandbox: Sandbox, files: Iterable[Path], case: dict, target: Target):
         self._sandbox, self._case, self._target = sandbox, case, target
+        self._server = sandbox.server()  # not in the threads below, each of which would start one
         self._over = threading.Event()
         self._compiled: dict[Path, tuple[dict, Path]] = {}  # by file: the worker's answer, and the folder of its files
         self._pool = futures.ThreadPoolExecutor(os.cpu_count() or 1)
@@ -40,31 +41,38 @@ class Ahead:
             return
         folder = Path(self._sandbox.new_folder("ahead"))
         arguments = compiler.arguments_of(file, self._case, self._target, folder)
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(Stopped, standing.Ended):
             process = standing.Standing(
                 self._sandbox,
-                self._sandbox.server(),
+                self._server,
                 "compile_only",
                 arguments,
                 LONGEST_S,
                 environment=NO_GPU,
                 off_gpu=True,
             )
-            while not (process.has_ended() or self._over.is_set()):
-                time.sleep(LOOK_EVERY_S)
-            with contextlib.suppress(standing.Ended):
+            try:
+                while not (process.has_ended() or self._over.is_set()):
+                    self._sandbox.stop.check()
+                    time.sleep(LOOK_EVERY_S)
                 self._compiled[file] = process.answer(0), folder
-            process.end()
+            finally:
+                process.end()
 
     def wait(self, seconds: float) -> None:
-        """Until all are compiled, or these seconds are over."""
-        futures.wait(self._running, seconds)
+        """Until all are compiled, or these seconds are over. Stopped when the sandbox is told to stop."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends and futures.wait(self._running, LOOK_EVERY_S).not_done:
+            self._sandbox.stop.check()
 
     def why_endless(self, file: Path) -> str | None:
-        """Why a kernel of CUDA C++ in a file does not end, where its code shows that."""
+        """Why a kernel of CUDA C++ in a file may never end, where its code shows that."""
         answer, folder = self._compiled.get(file, ({"cuda": [], "log": ""}, file))
-        kernels = (one for name in answer["cuda"] for one in reading.cuda_kernels(self._target, folder / name, ""))
-        return next(filter(None, (kernel.remarks.get(findings.WAITS) for kernel in kernels)), None)
+        with contextlib.suppress(OSError, ToolError):
+            for kernel in (k for name in answer["cuda"] for k in reading.cuda_kernels(self._target, folder / name, "")):
+                if why := kernel.remarks.get(findings.WAITS):
+                    return f"{kernel.name} may never end: {why}"
+        return None
 
     def end(self) -> None:
         """End those that still run. From then on nothing of it does."""

@@ -10,7 +10,7 @@ import json
 import os
 import queue
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,10 +92,13 @@ class Standing:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._child.orders, json.dumps(order).encode() + b"\n")
 
-    def answer(self, timeout_s: float) -> dict:
-        """The next answer. Ended when none comes in time, or the process has ended."""
-        until, answers = min(time.monotonic() + timeout_s, self._child.ends), self._child.answers
+    def answer(self, timeout_s: float | Callable[[], float]) -> dict:
+        """The next answer. Ended when none comes in time, or the process has ended. timeout_s: a function is asked
+        again and again."""
+        began, answers = time.monotonic(), self._child.answers
         while True:
+            limit_s = timeout_s() if callable(timeout_s) else timeout_s
+            until = min(began + limit_s, self._child.ends)
             self._sandbox.stop.check()
             with contextlib.suppress(queue.Empty):
                 return answers.get(timeout=LOOK_EVERY_S)

@@ -10,7 +10,7 @@ from . import listings
 
 RAISES = re.compile(r"USETMAXREG\.TRY_ALLOC|setmaxnreg\.inc")
 LOWERS = re.compile(r"USETMAXREG\.DEALLOC|setmaxnreg\.dec")
-REGISTER_FILE, WARPGROUP = 65536, 128  # registers of a multiprocessor, threads
+WARPGROUP = 128  # threads
 
 # ---- Classes and widths ----
 
@@ -118,7 +118,8 @@ class Remark:
 @dataclass(frozen=True)
 class Summary:
     """The contents of a kernel. instructions, in_loops: counts without padding (NOP). local_memory: the result of
-    `local_memory`. raised, lowered: registers of a thread that its warpgroups ask for, and keep (setmaxnreg)."""
+    `local_memory`. raised, lowered: registers of a thread that its warpgroups ask for, and keep (setmaxnreg).
+    most_threads: of a block, by its launch bounds."""
 
     kernel: str
     kind: str
@@ -130,6 +131,7 @@ class Summary:
     local_memory: str
     raised: tuple[int, ...] = ()
     lowered: tuple[int, ...] = ()
+    most_threads: int | None = None
 
     def remarks(self) -> list[Remark]:
         """What stands out in the kernel."""
@@ -171,6 +173,7 @@ def summary(kernel: listings.Kernel) -> Summary:
         local_memory=local_memory(kernel),
         raised=limits_set_by(RAISES, kernel),
         lowered=limits_set_by(LOWERS, kernel),
+        most_threads=kernel.most_threads,
     )
 
 
@@ -305,20 +308,19 @@ def atomics_in_loops(summary: Summary) -> Iterator[Remark]:
 
 
 def endless_waits(summary: Summary) -> Iterator[Remark]:
-    """setmaxnreg for more registers than the block has. A launch gives each warpgroup what the kernel's limit says; how
-    many warpgroups there are follows from it, as they share REGISTER_FILE. All but one are taken to ask."""
-    registers = summary.resources.registers
-    if not (summary.raised and registers):
+    """setmaxnreg for more registers than the block has: a launch gives each of its warpgroups what the kernel takes.
+    The code does not show how many raise their limit; half of them at least are taken to, the others to lower it."""
+    registers, warpgroups = summary.resources.registers, (summary.most_threads or 0) // WARPGROUP
+    if not (summary.raised and registers and warpgroups > 1):
         return
-    warpgroups = REGISTER_FILE // (WARPGROUP * registers)
-    asked = (warpgroups - 1) * summary.raised[0] + min((*summary.lowered, registers))
-    if warpgroups > 1 and asked > warpgroups * registers:
-        beside = f"beside one that keeps {min((*summary.lowered, registers))}"
+    raising, kept = -(-warpgroups // 2), min((*summary.lowered, registers))
+    asked = raising * summary.raised[0] + (warpgroups - raising) * kept
+    if asked > warpgroups * registers:
         yield Remark(
             "waits_for_registers",
             f"a launch gives {warpgroups} warpgroups {registers} registers a thread, {warpgroups * registers} in all; "
-            f"where {warpgroups - 1} of them raise it to {summary.raised[0]} by setmaxnreg {beside}, they need "
-            f"{asked}, and the last one waits for ever",
+            f"{raising} that raise it to {summary.raised[0]} by setmaxnreg and {warpgroups - raising} with {kept} need "
+            f"{asked}, so that one of them waits for ever",
         )
 
 

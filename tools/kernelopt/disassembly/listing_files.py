@@ -9,7 +9,10 @@ from pathlib import Path
 
 from ..device import programs
 from ..errors import EnvironmentLacks, Refused, UsageError
-from .listings import KINDS_IN, PARSERS, Kernel
+from . import listings
+from .listings import KINDS_IN, PARSERS, SETS_LIMITS, Kernel
+
+BINARIES = (".cubin", ".so")
 
 # ---- Files, and the program that disassembles them ----
 
@@ -81,7 +84,9 @@ def listing_of(file: Path, kind: str) -> Listing:
     except Unreadable as error:
         return Listing(file, kind, "", [], str(error))
     kernels = PARSERS[kind](text)
+    bounds = listings.most_threads(dump(file, ["-elf"])) if file.suffix in BINARIES and SETS_LIMITS in text else {}
     for kernel in kernels:
+        kernel.most_threads = bounds.get(kernel.name)
         kernel.resources = replace(kernel.resources, dynamic_shared_bytes=dynamic_shared_bytes(file))
     return Listing(file, kind, text, kernels)
 
@@ -118,7 +123,7 @@ def choose(listings: list[Listing], name: str | None) -> list[tuple[Listing, Ker
 
 
 def text_of(file: Path, kind: str) -> str:
-    if file.suffix in (".cubin", ".so"):
+    if file.suffix in BINARIES:
         return dump(file, ["-ptx"] if kind == "ptx" else ["-sass", "-res-usage"])
     return file.read_text(encoding="utf-8", errors="replace")
 

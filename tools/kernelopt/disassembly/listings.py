@@ -4,6 +4,7 @@ A listing is text: SASS as `cuobjdump -sass` and `nvdisasm -c` print it, PTX, an
 cache. The reader of AMDGCN was tested on such listings. It never ran on AMD hardware.
 """
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 
@@ -141,7 +142,8 @@ class Resources:
 
 @dataclass
 class Kernel:
-    """One kernel's code. `labels`: what a branch names as its target -> index into `instructions`."""
+    """One kernel's code. `labels`: what a branch names as its target -> index into `instructions`. most_threads: of a
+    block, by its launch bounds; None where they are not known."""
 
     name: str
     kind: str
@@ -149,6 +151,7 @@ class Kernel:
     resources: Resources = Resources()
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    most_threads: int | None = None
 
 
 # ---- Reading listings ----
@@ -157,7 +160,16 @@ SASS_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\
 SASS_KERNEL = re.compile(r"\s+Function : (\S+)|\.text\.(\S+):$")
 SASS_ARCH = re.compile(r"\s+(?:code for|\.target)\s+(sm_\w+)")
 SASS_INSTRUCTION_BYTES = 16  # from compute capability 7.0 on
+ELF_SECTION = re.compile(r"^\.nv\.info\.(\S+)$(.*?)(?=^\.\S|\Z)", re.MULTILINE | re.DOTALL)
+MOST_THREADS = re.compile(r"EIATTR_(?:MAX_THREADS|REQNTID)\s+Format:\s+\S+\s+Value:\s+(0x\w+) (0x\w+) (0x\w+)")
+SETS_LIMITS = "USETMAXREG"  # the opcode of setmaxnreg
 USAGE = re.compile(r"\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+
+
+def most_threads(text: str) -> dict[str, int]:
+    """{kernel: threads of a block at most}, of those with launch bounds, in cuobjdump's output for -elf."""
+    found = {name: MOST_THREADS.search(section) for name, section in ELF_SECTION.findall(text)}
+    return {name: math.prod(int(size, 16) for size in sizes.groups()) for name, sizes in found.items() if sizes}
 
 
 def parse_sass(text: str) -> list[Kernel]:

@@ -177,7 +177,7 @@ class Starter:
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
                 began, left_s = time.monotonic(), max(0.1, until - time.monotonic())
-                done = entrant.process.answer(self.hang_s() if stage == "ran" else left_s)
+                done = entrant.process.answer(self.hang_s if stage == "ran" else left_s)
                 if stage == "ran":
                     self._quickest_s = min(self._quickest_s, time.monotonic() - began)
             stage = "compared"

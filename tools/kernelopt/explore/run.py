@@ -20,6 +20,7 @@ from ..compiling.ahead import Ahead
 from ..compiling.compiled import NOT_CHECKED, status_after
 from ..device import gpu, gpu_watch, standing
 from ..device.outcomes import Fault
+from ..device.sandbox import CONTEXT_BYTES as STARTED_BYTES
 from ..device.sandbox import Sandbox
 from ..device.spent import Spent
 from ..errors import Stopped, ToolError
@@ -102,9 +103,10 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     loadable = [entrant for entrant in entrants if entrant.error is None]
     if plan.compile_for and not sandbox.gpu and plan.is_cuda:
         return compiled_alone(plan, sandbox, compilable(entrants), began, say)
-    sandbox.get_ready("prepare", "judge", *["contest"] * len(loadable))
-    starter, ahead = None, compiled_ahead(plan, sandbox, loadable)
+    starter = ahead = None
     try:
+        sandbox.get_ready("prepare", "judge", *["contest"] * len(loadable))
+        ahead = compiled_ahead(plan, sandbox, loadable)
         starter, workloads = prepared(plan, sandbox)
         starter.spent.note("inputs", began)
         sandbox.stop.interrupts = False
@@ -288,7 +290,7 @@ def live_at_once(inputs: list[Case], waiting: int = 0) -> int:
     waiting: so many of them have started CUDA."""
     size = sum(case.bytes() for case in inputs)
     held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
-    free = (gpu.free_bytes() or 16 << 30) + waiting * CONTEXT_BYTES
+    free = (gpu.free_bytes() or 16 << 30) + waiting * STARTED_BYTES
     left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES
     return max(2, int(left / held))
 
@@ -315,7 +317,7 @@ def run_waves(
         with starter.spent.noted("compile and check"):
             start_all(starter, wave, until, say)
             if ahead and waiting:
-                ahead.wait(LONGEST_WAIT_S)  # for those of later waves
+                ahead.wait(min(LONGEST_WAIT_S, until - time.monotonic()))  # for those of later waves
             if ahead:
                 ahead.end()
                 explain_hangs(wave, ahead)

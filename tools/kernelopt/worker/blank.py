@@ -51,9 +51,11 @@ def inputs_on_meta(
 ):
     """`do(model, inputs)` on meta tensors beside real ones of at most SMALL elements, such as offsets by random shares.
     `do` must not call the model. Raises what making them raises, and where it needs the contents of large tensors."""
-    reference = reference.apart("inputs on meta")
+    apart = reference.apart("inputs on meta")
+    if apart is reference:
+        raise NotImplementedError("what the file keeps between its calls would hold tensors without contents")
     with without_compilers(), LargeOnMeta():
-        model, inputs, _ = reference.build(workload, seed, dtype, "cpu", sizes)
+        model, inputs, _ = apart.build(workload, seed, dtype, "cpu", sizes)
         return do(model, inputs)
 
 

@@ -18,7 +18,7 @@ class Symmetric:
     """The tensors known to be symmetric in their last two dimensions."""
 
     def __init__(self):
-        self._known = WeakIdKeyDictionary()  # tensor -> True
+        self._known = WeakIdKeyDictionary()  # tensor -> its storage: of `tensor.data = other` nothing else tells
 
     def see(self, function, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """An operation on these tensors made those: where it works on single elements, symmetric ones stay so."""
@@ -27,20 +27,24 @@ class Symmetric:
             return
         for result in made:
             if given and all(one.numel() == 1 or self.holds(one, result.shape) for one in given):
-                self._known[result] = True
+                self._keep(result)
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        if not tensor.is_complex():  # whose X X^H is its conjugate's transpose
+            self._known[tensor] = place(tensor)
 
     def holds(self, tensor: torch.Tensor, shape: torch.Size) -> bool:
-        return tensor in self._known and tensor.shape == shape
+        return self._known.get(tensor) == place(tensor) and tensor.shape == shape
 
     def share_of_product(
         self, a: torch.Tensor, b: torch.Tensor, made: torch.Tensor, added: torch.Tensor | None
     ) -> Fraction:
         """The share of its FLOPs that a product needs. added: to it, so that `made` is the sum."""
         own, mirrored = lies(b), lies(b, mirrored=True)
-        if lies(a) != mirrored and not (a in self._known and lies(a) == own):
+        if lies(a) != mirrored and not (self.holds(a, a.shape) and lies(a) == own):
             return Fraction(1)
         if added is None or self.holds(added, made.shape):
-            self._known[made] = True
+            self._keep(made)
         rows = made.shape[-1]
         return Fraction(rows + 1, 2 * rows) if rows else Fraction(1)
 
