@@ -123,7 +123,7 @@ def test_shapes_show_the_size_of_inputs_beside_offsets_that_are_drawn_by_random_
     "made",
     [
         "torch.randn(2**21), torch.randn(int(torch.randint(1, 2**20, ())))",  # of other numbers than for real
-        "kept.setdefault(0, torch.randn(2**21)), torch.zeros(int(torch.bincount(torch.ones(1, dtype=int))[1]))",
+        "torch.zeros(int(torch.bincount(torch.ones(1, dtype=int))[1])), kept.setdefault(0, torch.randn(2**21))",
     ],
     ids=["a size is drawn", "the file keeps tensors, and can be executed once"],
 )
