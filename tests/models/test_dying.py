@@ -48,9 +48,11 @@ def test_a_cut_names_the_phase_of_a_process_that_ends(tmp_path, run_here):
 
 
 def test_a_time_out_names_the_phase(tmp_path, interpreter):
-    arguments = {"model": str(dying(tmp_path, "time.sleep(60)")), "module": "", "workload": None}
-    with pytest.raises(TimedOut, match="in 0 s: it was still running the model, workload default"):
-        jobs.run(interpreter, "operators", arguments, 0.3)
+    arguments = {"model": str(dying(tmp_path, "pass")), "module": "", "workload": None}
+    jobs.run(interpreter, "operators", arguments, 60)  # after it the server has started
+    dying(tmp_path, "time.sleep(60)")
+    with pytest.raises(TimedOut, match="in 2 s: it was still running the model, workload default"):
+        jobs.run(interpreter, "operators", arguments, 2)
 
 
 KERNEL = """
