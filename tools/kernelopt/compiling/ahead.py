@@ -19,8 +19,6 @@ from ..errors import Stopped, ToolError
 from ..hardware.targets import Target
 from . import compiler, findings, reading
 
-LOOK_EVERY_S = 0.05
-LONGEST_S = 3600.0
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}  # of the environment: a first call would start CUDA
 
 
@@ -47,22 +45,22 @@ class Ahead:
                 self._server,
                 "compile_only",
                 arguments,
-                LONGEST_S,
+                compiler.LONGEST_S,
                 environment=NO_GPU,
                 off_gpu=True,
             )
             try:
-                while not (process.has_ended() or self._over.is_set()):
-                    self._sandbox.stop.check()
-                    time.sleep(LOOK_EVERY_S)
-                self._compiled[file] = process.answer(0), folder
+                self._compiled[file] = process.answer(self._limit_s), folder
             finally:
                 process.end()
+
+    def _limit_s(self) -> float:
+        return 0.0 if self._over.is_set() else compiler.LONGEST_S
 
     def wait(self, seconds: float) -> None:
         """Until all are compiled, or these seconds are over. Stopped when the sandbox is told to stop."""
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends and futures.wait(self._running, LOOK_EVERY_S).not_done:
+        while time.monotonic() < ends and futures.wait(self._running, standing.LOOK_EVERY_S).not_done:
             self._sandbox.stop.check()
 
     def why_endless(self, file: Path) -> str | None:

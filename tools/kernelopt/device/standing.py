@@ -93,8 +93,8 @@ class Standing:
             os.write(self._child.orders, json.dumps(order).encode() + b"\n")
 
     def answer(self, timeout_s: float | Callable[[], float]) -> dict:
-        """The next answer. Ended when none comes in time, or the process has ended. timeout_s: a function is asked
-        again and again."""
+        """The next answer. Ended when none comes in time, or the process has ended. timeout_s: seconds, or a
+        function that gives them anew while this waits."""
         began, answers = time.monotonic(), self._child.answers
         while True:
             limit_s = timeout_s() if callable(timeout_s) else timeout_s
@@ -114,9 +114,6 @@ class Standing:
         """The answer to an order. Each job defines its orders and answers, which are JSON objects."""
         self.order(**order)
         return self.answer(timeout_s)
-
-    def has_ended(self) -> bool:
-        return self._outcome is not None or self._child.has_ended()
 
     def wait(self) -> Outcome:
         """The outcome, once the process has ended by itself or by its time limit."""

@@ -309,7 +309,8 @@ def atomics_in_loops(summary: Summary) -> Iterator[Remark]:
 
 def endless_waits(summary: Summary) -> Iterator[Remark]:
     """setmaxnreg for more registers than the block has: a launch gives each of its warpgroups what the kernel takes.
-    The code does not show how many raise their limit; half of them at least are taken to, the others to lower it."""
+    The code does not show how many raise their limit. The rule assumes that half of them do, rounded up, and that the
+    others lower theirs."""
     registers, warpgroups = summary.resources.registers, (summary.most_threads or 0) // WARPGROUP
     if not (summary.raised and registers and warpgroups > 1):
         return

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ..device import programs
 from ..errors import EnvironmentLacks, Refused, UsageError
-from . import listings
-from .listings import KINDS_IN, PARSERS, SETS_LIMITS, Kernel
+from .listings import KINDS_IN, PARSERS, SETS_LIMITS, Kernel, most_threads
 
 BINARIES = (".cubin", ".so")
 
@@ -84,7 +83,7 @@ def listing_of(file: Path, kind: str) -> Listing:
     except Unreadable as error:
         return Listing(file, kind, "", [], str(error))
     kernels = PARSERS[kind](text)
-    bounds = listings.most_threads(dump(file, ["-elf"])) if file.suffix in BINARIES and SETS_LIMITS in text else {}
+    bounds = most_threads(dump(file, ["-elf"])) if file.suffix in BINARIES and SETS_LIMITS in text else {}
     for kernel in kernels:
         kernel.most_threads = bounds.get(kernel.name)
         kernel.resources = replace(kernel.resources, dynamic_shared_bytes=dynamic_shared_bytes(file))

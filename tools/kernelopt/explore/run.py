@@ -116,7 +116,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
             else:
                 check_and_compile(plan, sandbox, starter, loadable, began, say)
     finally:
-        end_all([*entrants, *([starter.judge] if starter else []), *([ahead] if ahead else [])])
+        end_all([*entrants, *filter(None, (starter and starter.judge, ahead))])
         sandbox.end_waiting()
     if sandbox.stop.after_s is not None:
         tell_stopped(loadable, plan, sandbox)
@@ -316,9 +316,9 @@ def run_waves(
         wave, *waiting = waiting
         with starter.spent.noted("compile and check"):
             start_all(starter, wave, until, say)
-            if ahead and waiting:
-                ahead.wait(min(LONGEST_WAIT_S, until - time.monotonic()))  # for those of later waves
             if ahead:
+                if waiting:
+                    ahead.wait(min(LONGEST_WAIT_S, until - time.monotonic()))  # for those of later waves
                 ahead.end()
                 explain_hangs(wave, ahead)
         crowded = crowded_out(wave, len(race.running())) if time.monotonic() < until else []

@@ -69,14 +69,14 @@ class LargeOnMeta(TorchDispatchMode):
             new = function(*args, **{**kwargs, "device": "meta"})
             return new if new.numel() > SMALL else function(*args, **kwargs)
         if any(tensor.is_meta for tensor in tensors) and not all(tensor.is_meta for tensor in tensors):
-            refuse_unknown(function, args, kwargs)
+            refuse_unknown(function, args, kwargs, lambda tensor: tensor.is_meta)
             args, kwargs = tree_map_only(torch.Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
         return function(*args, **kwargs)
 
 
-def refuse_unknown(function, args: tuple, kwargs: dict) -> None:
-    """NotImplementedError where a tensor without contents is written into a real one."""
-    if any(not tensor.is_meta for tensor in written(function, args, kwargs)):
+def refuse_unknown(function, args: tuple, kwargs: dict, is_blank: Callable[[torch.Tensor], bool]) -> None:
+    """NotImplementedError where an operation on blank tensors writes into a real one."""
+    if not all(map(is_blank, written(function, args, kwargs))):
         raise NotImplementedError(f"{function} writes unknown numbers into a real tensor")
 
 
@@ -132,8 +132,7 @@ class RealNumbers(TorchDispatchMode):
                 with unset_fake_temporarily():
                     return function(*args, **kwargs)
             return new
-        if any(not isinstance(tensor, FakeTensor) for tensor in written(function, args, kwargs)):
-            raise NotImplementedError(f"{function} writes unknown numbers into a real tensor")
+        refuse_unknown(function, args, kwargs, lambda tensor: isinstance(tensor, FakeTensor))
         return function(*args, **kwargs)
 
 

@@ -40,7 +40,7 @@ from .mask_numbers import (
     one_thread,
     side_by_side,
 )
-from .symmetric import Symmetric
+from .symmetric_products import Symmetric
 from .traffic import place
 
 ATEN = torch.ops.aten

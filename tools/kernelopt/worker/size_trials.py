@@ -35,7 +35,9 @@ def held(reference: problem.Reference, workload: str, seed: int, dtype: str | No
         return blank.on_meta(reference, workload, dtype, counted, sizes, seed)
     with contextlib.suppress(Exception):
         drawn = {blank.inputs_on_meta(reference, workload, dtype, counted, sizes, seed + more) for more in range(SEEDS)}
-        return drawn.pop() if len(drawn) == 1 else None  # no seed is drawn from as for real: large tensors are not
+        return (
+            drawn.pop() if len(drawn) == 1 else None
+        )  # large tensors are not drawn, so later draws are not the real ones
     return None
 
 

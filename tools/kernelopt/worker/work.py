@@ -34,10 +34,10 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
     """Least work of a workload.
 
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
-    does not know are added here. What masks and symmetric results spare is taken off (masked_products, symmetric).
-    Element-wise and reduction arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes
-    where there is no product. Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values
-    runs for real, on `device`.
+    does not know are added here. masked_products.py takes off what masks and symmetric results spare. Element-wise and
+    reduction arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no
+    product. Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real, on
+    `device`.
     """
     count = _counted(reference, workload, dtype, device)
     undeclared = tuple(at for at in count.counted.quantised if at not in reference.declarations.compare)

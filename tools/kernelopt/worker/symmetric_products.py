@@ -18,7 +18,7 @@ class Symmetric:
     """The tensors known to be symmetric in their last two dimensions."""
 
     def __init__(self):
-        self._known = WeakIdKeyDictionary()  # tensor -> its storage: of `tensor.data = other` nothing else tells
+        self._known = WeakIdKeyDictionary()  # tensor -> its storage, which `tensor.data = other` changes unseen
 
     def see(self, function, given: list[torch.Tensor], made: list[torch.Tensor]) -> None:
         """An operation on these tensors made those: where it works on single elements, symmetric ones stay so."""
