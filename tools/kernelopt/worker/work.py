@@ -35,9 +35,9 @@ def estimate(reference: problem.Reference, workload: str, dtype: str | None, dev
 
     FLOPs by torch's counter (`torch.utils.flop_counter`): matrix products, convolutions and attention. Products that it
     does not know are added here. masked_products.py takes off what masks and symmetric results spare. Element-wise and
-    reduction arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is no
-    product. Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real, on
-    `device`.
+    reduction arithmetic counts 0. dtype: that of the products' operands (`Operands`), or of most bytes where there is
+    no product. Bytes: see traffic.py. Shapes alone are run (blank.py); a reference that looks at values runs for real,
+    on `device`.
     """
     count = _counted(reference, workload, dtype, device)
     undeclared = tuple(at for at in count.counted.quantised if at not in reference.declarations.compare)
