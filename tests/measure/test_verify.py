@@ -686,7 +686,7 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
     for name in ("kernel.py", "reference.py"):
         (tmp_path / name).write_text("")
     with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", tmp_path / "reference.py", [case], 60) as run:
-        run.wait()
+        run.wait(others_s=1)
     return run.judged(result).to_json(), commands
 
 
@@ -717,6 +717,48 @@ def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatc
     assert not commands and "did not run: it is neither on the PATH nor in the CUDA toolkit" in absent["summary"]
     result = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)
     assert result.status == "OK" and result.summary.endswith("compute-sanitizer did not run: there is no GPU")
+
+
+class NeverEnding:
+    """Stands in for a run under compute-sanitizer in which the kernel hangs."""
+
+    def __init__(self, *_, **__):
+        self.runs = True
+
+    def is_running(self) -> bool:
+        return self.runs
+
+    def outcome(self, within_s: float) -> None:
+        assert within_s >= memcheck.LEAST_WAIT_S
+
+    def end(self) -> None:
+        self.runs = False
+
+
+@pytest.mark.parametrize(("beside", "said"), [("TIMEOUT", "kept the GPU from the other runs"), ("OK", "in 20 s")])
+def test_a_kernel_that_hangs_under_compute_sanitizer_alone_is_right(
+    beside, said, tmp_path, monkeypatch, interpreter, problem
+):
+    """A grid barrier did so on an H200, and no other process got the GPU."""
+    ended, real_run, calls = sandbox.Outcome(None, 1, None, False, 20.0, ""), verify.runs.run, []
+
+    def run(*arguments):
+        calls.append(arguments)
+        if beside == "TIMEOUT" and len(calls) == 1:
+            return ended, Fault(Status.TIMEOUT, "did not end")
+        return real_run(*arguments)
+
+    monkeypatch.setattr(memcheck, "Beside", NeverEnding)
+    monkeypatch.setattr(verify.runs, "run", run)
+    monkeypatch.setattr(verify, "Memcheck", lambda *of: without_obstacles(memcheck.Memcheck(*of)))
+    result = verify.verify(interpreter, KernelUnderTest(**problem), ["default"], seeds=2, sanitize=True)
+    assert result.status == "OK" and len(calls) == (2 if beside == "TIMEOUT" else 1)
+    assert "compute-sanitizer did not run: under it the kernel did not end" in result.summary and said in result.summary
+
+
+def without_obstacles(run: memcheck.Memcheck) -> memcheck.Memcheck:
+    run.why_not = None
+    return run
 
 
 def test_a_quick_check_tries_the_own_inputs_alone_and_says_so(problem, run_here):

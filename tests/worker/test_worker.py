@@ -434,6 +434,34 @@ def test_work_that_never_ends_on_the_gpu_is_reported_and_the_process_ends():
     assert (done.returncode, done.stdout) == (1, "TIMEOUT\n")
 
 
+def test_the_comparison_that_follows_a_call_waits_under_watch(tmp_path):
+    """The first thing after a call that waits for the GPU compares inputs; a kernel that hung was never given up. In a
+    process of its own, which the tripwire then watches."""
+    (tmp_path / "kernel.py").write_text("def kernel_function(x): return x * 2")
+    problem.Case([torch.ones(4)], [], {}, None).save(tmp_path / "input.pt")
+    code = f"""if True:
+        import contextlib
+        from kernelopt.case_types import CandidateCase
+        from kernelopt.worker import candidate
+        from kernelopt.worker.context import Candidate, Context
+        watched, within, identical = [], [], candidate.identical
+        class Watching(Context):
+            @contextlib.contextmanager
+            def watched(self):
+                watched.append(1)
+                yield
+                watched.pop()
+        candidate.identical = lambda *pair: within.append(len(watched)) or identical(*pair)
+        context = Watching("cpu", {{"writable": [{str(tmp_path)!r}], "hidden": []}}, None)
+        given = CandidateCase({str(tmp_path / "input.pt")!r}, None, first=True)
+        run = candidate.Run(context, Candidate(context, {str(tmp_path / "kernel.py")!r}), given, guarded=False)
+        run._call(run._memory(run.case), run.case)
+        print(within)
+    """
+    done = forks_with_torch.run(code)
+    assert done.stdout == "[1, 0]\n"  # the second comparison finds the GPU idle
+
+
 def test_a_large_tensor_that_only_says_it_is_on_a_gpu_needs_no_pinned_memory(monkeypatch):
     large = torch.zeros(tensor_trees.PINNED_BYTES.start, dtype=torch.uint8)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)

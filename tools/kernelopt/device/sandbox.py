@@ -293,9 +293,15 @@ class Beside:
             sandbox.run_under, prefix, job, arguments, timeout_s, self._processes.append, **environment
         )
 
-    def outcome(self) -> Outcome:
-        """Its outcome, once it has ended."""
-        return self._outcome.result()
+    def outcome(self, within_s: float) -> Outcome | None:
+        """Its outcome, once it has ended; None where that takes longer."""
+        try:
+            return self._outcome.result(within_s)
+        except futures.TimeoutError:
+            return None
+
+    def is_running(self) -> bool:
+        return not self._outcome.done()
 
     def end(self) -> None:
         """End its process, if it still runs."""

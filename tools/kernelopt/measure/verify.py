@@ -9,6 +9,7 @@
 """
 
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +115,14 @@ def judge(
     """Run the candidate on the cases and judge its outputs, which go to `folder`. The run under memcheck goes on
     beside; it is over as well before anything is judged, so that no process can change an output."""
     with memcheck or contextlib.nullcontext():
+        began = time.monotonic()
         progress.begin("run", len(cases))
-        outcome, ran = runs.run(sandbox, target.kernel, target.reference, cases, folder, timeout_s)
+        outcome, ran = run_beside(memcheck, sandbox, target.kernel, target.reference, cases, folder, timeout_s)
         if isinstance(ran, Fault):
             return Judged(outcome, [], ran)
         if memcheck:
             progress.begin("memcheck", len(cases))
-            memcheck.wait()
+            memcheck.wait(time.monotonic() - began)
     left = [one for one in ran if not isinstance(one.report, Fault)]
     progress.begin("check", len(left))
     stored = [one.case.for_oracle(stored_calls(one), stored_draws(one)) for one in left]
@@ -132,6 +134,17 @@ def judge(
     left_out = tuple(case.variant.name for case, _, found in of_case if found and found.broken)
     results = [correctness.judge(*one, target.libraries) for one in of_case if not (one[2] and one[2].broken)]
     return Judged(outcome, results, left_out=left_out)
+
+
+def run_beside(memcheck: Memcheck | None, *arguments) -> tuple[Outcome, list[runs.Ran] | Fault]:
+    """runs.run with these arguments. Blocks that wait for each other may wait without end under compute-sanitizer, and
+    then no other process gets the GPU. What times out beside it is run once more without it."""
+    outcome, ran = runs.run(*arguments)
+    is_late = isinstance(ran, Fault) and ran.status == Status.TIMEOUT
+    if not (is_late and memcheck and memcheck.is_running()):
+        return outcome, ran
+    memcheck.give_up("under it the kernel did not end, and kept the GPU from the other runs")
+    return runs.run(*arguments)
 
 
 def stored_calls(ran: runs.Ran) -> list[StoredCall]:

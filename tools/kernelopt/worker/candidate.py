@@ -212,7 +212,7 @@ class Run:
         result = self._returned(call, lambda: tensor_trees.fill(memory, contents))
         self.rearranged |= not same_objects(given, tensor_trees.leaves(arguments))
         outputs, structure = returned(result), tensor_trees.structure(result)
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass(), self.context.watched():  # a comparison waits for the call
             copies = [tensor.detach().clone() for tensor in outputs]
             pairs = enumerate(zip(memory, contents, strict=True))
             inputs = {at: now.clone() for at, (now, content) in pairs if not identical(now, content)}

@@ -54,11 +54,15 @@ class Context:
         can reach a thread that waits for the GPU."""
         if self.device != "cuda":
             return
-        with self._watchdog() if self.hang_s else contextlib.nullcontext():
+        with self.watched():
             torch.cuda.synchronize()
 
     @contextlib.contextmanager
-    def _watchdog(self) -> Iterator[None]:
+    def watched(self) -> Iterator[None]:
+        """Inside, something waits for the GPU, as `synchronize` does."""
+        if self.device != "cuda" or not self.hang_s:
+            yield
+            return
         timer = threading.Timer(self.hang_s, self._give_up)
         timer.daemon = True
         timer.start()
