@@ -604,6 +604,19 @@ def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
     assert [entrant.name for entrant in run.ranked(both)] == ["second", "first"]
 
 
+def test_probes_have_no_part_in_the_last_rounds_and_stand_first(folder):
+    """On an H200 they were five of seven in the lead, and most of 8 s."""
+    times_us = {"a": 100.0, "b": 100.1, "probe": 60.0, "slow probe": 100.2, "best": 100.3}
+    entered = racing(folder, times_us)
+    for entrant in entered:
+        entrant.status, entrant.is_opponent = Status.OK, entrant.name not in "ab"
+        entrant.is_probe = "probe" in entrant.name
+    race = Race(entered, time.monotonic() + 60, against="best")
+    race.run(last=True, say=lambda text: None)
+    assert len(entered[2].rounds_us) == halving.FIRST_ROUNDS < len(entered[0].rounds_us) == len(entered[4].rounds_us)
+    assert [one.name for one in run.ranked(entered)] == ["probe", "slow probe", "a", "b", "best"]
+
+
 class Sustaining(Timed):
     """A stand-in that is also timed in a row."""
 
@@ -624,14 +637,16 @@ def test_only_the_best_in_the_lead_are_timed_in_a_row(folder, monkeypatch):
         for name, us in times_us.items()
     ]
     leaders[0].dropped = True  # the fastest of all by its median
+    leaders[5].is_probe = True
     sandbox_here = SimpleNamespace(new_folder=lambda name: folder)
     watch = SimpleNamespace(state=lambda window: SimpleNamespace(sm_clock_mhz=SimpleNamespace(median=1980.0)))
     run.finish(leaders, sandbox_here, watch, SimpleNamespace(product=None))
     timed = [one.name for one in run.ranked(leaders) if one.sustained_us and one.sm_clock_mhz == 1980.0]
-    assert timed == [one.name for one in run.ranked(leaders)][: run.MOST_SUSTAINED] and len(timed) == 5
+    leaders.pop(5)
+    assert timed == [one.name for one in run.ranked(leaders)][: run.MOST_SUSTAINED] and len(timed) == 3
     assert leaders[0].sustained_us is None
     result = {**result_with(["default"]), "seconds": {}}
-    assert any("MHz: of the best 5 in the lead" in line for line in table.lines(result, None))
+    assert any("MHz: of the best 3 in the lead" in line for line in table.lines(result, None))
 
 
 def test_a_process_that_ends_during_its_turn_leaves_the_race(folder):

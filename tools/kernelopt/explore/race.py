@@ -24,6 +24,10 @@ class Race:
     def running(self) -> list[Entrant]:
         return [entrant for entrant in self.entrants if entrant.process and not entrant.dropped]
 
+    def leaders(self) -> list[Entrant]:
+        """What runs and is no probe."""
+        return [entrant for entrant in self.running() if not entrant.is_probe]
+
     def run(self, last: bool, say: Callable[[str], None]) -> None:
         """Time the running entrants in turn until the leaders are known, no round is left, or time is up. Before
         another wave starts, the slower half makes room, whatever the times say."""
@@ -45,18 +49,19 @@ class Race:
         say(f"{len(self.running())} in the lead after {self.rounds} rounds")
 
     def final(self) -> None:
-        """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too."""
+        """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too.
+        Probes, which no gate judges, have no part in them: they were five of seven in the lead, and most of 8 s."""
         end = min(self.until, time.monotonic() + FINAL_S)
         for placement in range(halving.PLACEMENTS):
-            leaders = self.running()
+            leaders = self.leaders()
             if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
                 return
             for entrant in leaders if placement else ():
                 entrant.move(MOVE_S)
             part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
             for _ in range(halving.ROUNDS_A_PLACEMENT):
-                if self.running() and time.monotonic() < part_end:
-                    self.one_round(self.running())
+                if self.leaders() and time.monotonic() < part_end:
+                    self.one_round(self.leaders())
 
     def make_room(self, most: int) -> None:
         """End all processes but those of `most` entrants: of the fastest candidate, then the one that ratios refer to,

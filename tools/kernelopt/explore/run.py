@@ -41,7 +41,7 @@ SEEDS = 2
 TIMES_SHARE, END_SHARE = 0.15, 0.05
 COMPILING_SHARE = 0.5  # of the budget, without a GPU, where candidates are compiled for a card
 SUSTAINED_S = 0.5  # the second half counts
-MOST_SUSTAINED = 5  # of those in the lead, the best: seventeen took nine seconds
+MOST_SUSTAINED = 3  # of those in the lead, the best: half a second each
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
 LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
@@ -354,7 +354,7 @@ def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable
 def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu_watch.Watch, plan: Plan) -> None:
     """Sustained times of the best that lead, and clocks meanwhile; the compiled code of all that still run."""
     living = [entrant for entrant in entrants if entrant.process]
-    for entrant in ranked([one for one in living if not one.dropped])[:MOST_SUSTAINED]:
+    for entrant in ranked([one for one in living if not (one.dropped or one.is_probe)])[:MOST_SUSTAINED]:
         if taken := entrant.sustain(30, SUSTAINED_S):
             entrant.sustained_us = taken.us
             state = watch.state(taken.window)
@@ -374,10 +374,14 @@ def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:
-    """Best first: entrants that stayed, by the rounds that they ran in turn; then dropped ones; then failures."""
-    stayed = {one.name: one.rounds_us for one in entrants if one.status == Status.OK and not one.dropped}
+    """Best first: probes that stayed, which have no part in the last rounds; entrants that stayed, by the rounds that
+    they ran in turn; then dropped ones; then failures."""
+    leaders = [one for one in entrants if one.status == Status.OK and not (one.dropped or one.is_probe)]
+    stayed = {one.name: one.rounds_us for one in leaders}
     places = halving.places({name: times for name, times in stayed.items() if times})
-    return sorted(
-        entrants,
-        key=lambda one: (one.status != Status.OK, one.dropped, places.get(one.name, math.inf), median_of(one)),
-    )
+
+    def place(one: Entrant) -> tuple:
+        is_after_probes = one.dropped or not one.is_probe
+        return one.status != Status.OK, one.dropped, is_after_probes, places.get(one.name, math.inf), median_of(one)
+
+    return sorted(entrants, key=place)
