@@ -604,6 +604,17 @@ def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
     assert [entrant.name for entrant in run.ranked(both)] == ["second", "first"]
 
 
+def test_what_torch_compiles_waits_in_a_process_that_has_loaded_its_compiler(folder):
+    """Its loading took six of nine seconds after all candidates were checked, on an H200."""
+    file = folder / "behind.py"
+    file.write_bytes(opponents.baselines.source(b"import torch\n", "torch.compile"))
+    eager = entrants.Entrant("eager", folder / "k.py", is_opponent=True)
+    behind = entrants.Entrant("torch.compile", file, is_opponent=True)
+    assert [one.job for one in (eager, behind, entrants.Entrant("a candidate", file))] == [
+        *("contest", "contest_compiled", "contest")
+    ]
+
+
 def test_probes_have_no_part_in_the_last_rounds_and_stand_first(folder):
     """On an H200 they were five of seven in the lead, and most of 8 s."""
     times_us = {"a": 100.0, "b": 100.1, "probe": 60.0, "slow probe": 100.2, "best": 100.3}

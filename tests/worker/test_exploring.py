@@ -3,7 +3,8 @@
 import time
 
 import pytest
-from kernelopt.worker import exploring, rates
+import torch
+from kernelopt.worker import exploring, jobs, rates
 
 
 class Standing(exploring.Contestant):
@@ -69,3 +70,13 @@ def test_a_timed_call_is_held_as_long_as_a_usual_launch_takes(monkeypatch, launc
     assert standing.time(2).us == standing.time(2).us == [5.0, 5.0]
     assert (timer.prepared, timer.enqueue_us) == (prepared, covered_us)
     assert calls == ["restore", "call"] * (prepared + 4)
+
+
+def test_a_contest_of_what_torch_compiles_is_a_contest_whose_process_has_loaded_the_compiler(monkeypatch):
+    compiled, job = [], exploring.contest_compiled.__name__
+    monkeypatch.setattr(torch, "compile", lambda function: lambda x: compiled.append((x.device.type, function(x))))
+    jobs.WARM_UPS[job]("cpu")
+    assert [device for device, _ in compiled] == ["cpu"]
+    monkeypatch.setattr(exploring, "contest", lambda context, **given: compiled.append(given))
+    jobs.JOBS[job](None, kernel="k")
+    assert compiled[-1] == {"kernel": "k"}

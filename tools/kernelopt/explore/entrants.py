@@ -92,6 +92,12 @@ class Entrant:
     metrics: KeyMetrics | None = None
     compiled: Compiled | None = None
 
+    @property
+    def job(self) -> str:
+        """The job of the worker that runs it."""
+        compiles = self.is_opponent and "torch.compile" in self.file.read_text(encoding="utf-8", errors="replace")
+        return "contest_compiled" if compiles else "contest"
+
     def fail(self, fault: Fault) -> None:
         whole = fault.status == Status.COMPILE_ERROR  # the worker has left out all but the compiler's errors
         self.status, self.error = fault.status, fault.message if whole else first_lines(fault.message)
@@ -172,7 +178,7 @@ class Starter:
         inputs, hidden = [case.path for case in self.inputs], files_of(self.inputs)
         arguments = {"kernel": str(entrant.file), "inputs": inputs, "path": f"{folder}/output"}
         arguments["check"] = not entrant.is_opponent
-        entrant.process = standing.Standing(self.sandbox, self.server, "contest", arguments, 3600, hidden)
+        entrant.process = standing.Standing(self.sandbox, self.server, entrant.job, arguments, 3600, hidden)
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:

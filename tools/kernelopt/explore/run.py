@@ -105,7 +105,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
         return compiled_alone(plan, sandbox, compilable(entrants), began, say)
     starter = ahead = None
     try:
-        sandbox.get_ready("prepare", "judge", *["contest"] * len(loadable))
+        sandbox.get_ready("prepare", "judge", *(one.job for one in loadable))
         ahead = compiled_ahead(plan, sandbox, loadable)
         starter, workloads = prepared(plan, sandbox)
         starter.spent.note("inputs", began)

@@ -68,6 +68,16 @@ def contest(context: Context, kernel: str, inputs: list[str], path: str, check: 
         context.answer(getattr(contestant, order.pop("do"))(**order))
 
 
+def contest_compiled(context: Context, **arguments) -> None:
+    """`contest` of a kernel behind torch.compile, whose process loads that compiler while it waits for its request."""
+    contest(context, **arguments)
+
+
+def load_compiler(device: str) -> None:
+    """Have torch compile a little: its first call takes some seconds, whatever it compiles."""
+    torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
+
+
 class Contestant:
     """A kernel that is loaded in this process, and the inputs for its timing."""
 

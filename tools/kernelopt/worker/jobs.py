@@ -32,6 +32,7 @@ JOBS = {
         timing.measure,
         compiling.compile_only,
         exploring.contest,
+        exploring.contest_compiled,
         exploring.judge,
         exported.interface,
         exported.same_bits,
@@ -49,6 +50,9 @@ JOBS = {
 }
 
 # What a process that waits for a request of this job does meanwhile, by the job: a function of the device.
-WARM_UPS = {judging.check.__name__: judging.warm_up}
+WARM_UPS = {
+    judging.check.__name__: judging.warm_up,
+    exploring.contest_compiled.__name__: exploring.load_compiler,
+}
 
 __all__ = ["JOBS", "WARM_UPS", "Context"]
