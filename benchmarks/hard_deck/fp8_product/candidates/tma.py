@@ -4,7 +4,8 @@ It led the exploration of 2026-11-23, as fast as the library. Up to 64 rows of x
 stages; rows of unaligned length are copied to rows of whole 16 bytes first. After the first call of a shape the compiled
 kernel is launched with addresses and kept tensor maps: past Triton's binder, and without new descriptors. This saves the
 host's time alone. An earlier form, which kept descriptors: with 32 rows calls back to back took 59.2 us in place of 70.1
-(H200, not paired), cold calls the same. The present form is the kernel of examples/fp8_product, from an H100.
+(H200, not paired), cold calls the same. The present form was the kernel of examples/fp8_product
+on an H100, until cuda.py came.
 """
 
 import copy
