@@ -77,7 +77,7 @@ def test_a_verdict_from_children_that_waited_is_the_same(problem, waiting, forke
     waiting.end_waiting()
     monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 0)
     fresh = verify.verify(waiting, subject, seeds=2)
-    assert jobs == ["prepare"] and ahead.status == "OK"
+    assert jobs == [] and ahead.status == "OK"
     assert [(case.variant, case.status) for case in ahead.cases] == [
         (case.variant, case.status) for case in fresh.cases
     ]
@@ -88,9 +88,9 @@ def test_a_timing_takes_the_children_that_waited_and_needs_no_more_of_them(probl
     timing.get_ready(waiting, False, "estimate")
     cases = timing.inputs(waiting, problem["reference"], None, ["default"], count=2)
     timed = timing.measure(waiting, problem["kernel"], None, cases, warmup_ms=1, rep_ms=1)
-    assert timed["default"].timing.latency.runs and len(forked) == 1  # for the inputs
+    assert timed["default"].timing.latency.runs and not forked
     assert waiting.until_ready("measure") == 3 and waiting.until_ready("check") == 2
-    assert estimate(waiting, problem).result["workloads"] and len(forked) == 1
+    assert estimate(waiting, problem).result["workloads"] and not forked
 
 
 def test_a_time_limit_counts_from_the_request(problem, waiting):
@@ -144,7 +144,7 @@ def test_what_was_not_used_is_ended_before_another_may_use_the_gpu(waiting, tmp_
     waiting.until_ready("run")
     assert len(descendants(waiting)) == 4
     waiting.get_ready("run", "check")
-    assert len(waiting._waiting) == 2  # those of a kernel that was not checked do not add up
+    assert waiting.waiting() == 2  # those of a kernel that was not checked do not add up
     assert waiting.end_waiting() == 2
     assert until(lambda: not descendants(waiting)) and waiting.end_waiting() == 0
     calls = []
@@ -152,6 +152,46 @@ def test_what_was_not_used_is_ended_before_another_may_use_the_gpu(waiting, tmp_
         own._waiting.append(("run", SimpleNamespace(end=lambda: calls.append("ended"))))
         own._lock = SimpleNamespace(__exit__=lambda *_: calls.append("unlocked"))
     assert calls == ["ended", "unlocked"]
+
+
+def test_the_first_is_ready_before_the_others_are_forked(waiting, monkeypatch):
+    """All that start CUDA at once are ready when the last one is; the inputs are made meanwhile."""
+    order, until_ready, real = [], sandbox.Child.until_ready, sandbox.Child
+
+    def noted(server, **options):
+        order.append(options["ahead"]["job"])
+        return real(server, **options)
+
+    def ready(child, *within_s):
+        is_ready = until_ready(child, *within_s)
+        order.append(is_ready)
+        return is_ready
+
+    monkeypatch.setattr(sandbox, "Child", noted)
+    monkeypatch.setattr(real, "until_ready", ready)
+    waiting.get_ready("estimate", "run", "check")
+    assert waiting.waiting() == 3
+    assert order[0] == "estimate" and order[-3:] == [True, "run", "check"]
+
+
+def test_a_sandbox_that_ends_does_not_wait_for_the_first_to_be_ready(waiting, monkeypatch):
+    monkeypatch.setattr(sandbox.Child, "until_ready", lambda *_: time.sleep(0.01))
+    waiting.get_ready("estimate", "run")
+    began = time.monotonic()
+    assert waiting.end_waiting() == 1 and time.monotonic() - began < 5
+    assert not waiting._ending.is_set()
+
+
+def test_where_the_server_dies_before_the_others_are_forked_the_jobs_run_in_fresh_ones(problem, waiting, monkeypatch):
+    def dies(child, *_):
+        os.kill(waiting._server._process.pid, signal.SIGKILL)
+        waiting._server._process.wait()
+        return True
+
+    monkeypatch.setattr(sandbox.Child, "until_ready", dies)
+    waiting.get_ready("run", "estimate")
+    assert waiting.waiting() == 1
+    assert estimate(waiting, problem).result["workloads"]
 
 
 def test_as_many_wait_as_take_little_of_the_memory_that_is_free(monkeypatch):

@@ -137,9 +137,9 @@ class Child:
         self.report = self._report.reader
         self.answers = self.report.answers
 
-    def until_ready(self) -> None:
-        """Wait until a child that was forked ahead is ready, or has ended."""
-        readable(self._line, ANSWER_GRACE_S)
+    def until_ready(self, within_s: float = ANSWER_GRACE_S) -> bool:
+        """Wait until a child that was forked ahead is ready, or has ended; False when the time was over before."""
+        return readable(self._line, within_s)
 
     def is_ready(self) -> bool:
         """Does it wait for its request? To be asked once, of a child that was forked ahead."""
@@ -165,12 +165,17 @@ class Child:
     def has_ended(self) -> bool:
         return readable(self._control)
 
+    def _last_answer(self) -> bytes:
+        with contextlib.suppress(ConnectionResetError):
+            return self._control.recv(1 << 16)
+        return b""
+
     def end(self, timed_out: bool = False) -> tuple[Exit, Report, str]:
         """(how it ended, the report of its job, the end of its log). A child that still runs is killed; timed_out: for
         taking too long."""
         answer = {"exit_code": None, "timed_out": timed_out}
-        if self.has_ended():  # without an answer where the server was killed
-            answer = json.loads(self._control.recv(1 << 16) or KILLED)
+        if self.has_ended():
+            answer = json.loads(self._last_answer() or KILLED)  # none where the server was killed
         for ours in (self._control, self._line):
             ours.close()
         with contextlib.suppress(OSError):

@@ -37,6 +37,7 @@ SECRETS = re.compile(
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
 CONTEXT_BYTES = 512 << 20  # of GPU memory that a waiting child holds
+LOOK_EVERY_S = 0.05  # for the end of those that wait
 WAITING_SHARE = 0.05  # of the free GPU memory, for all waiting children
 
 
@@ -83,6 +84,8 @@ class Sandbox:
         self._server: Server | None = None
         self._waiting: list[tuple[str, Child]] = []
         self._turn = threading.Lock()  # of `waiting_child`, which several threads call
+        self._forker, self._ending = futures.ThreadPoolExecutor(1), threading.Event()
+        self._forking: futures.Future | None = None
         self.spent = Spent()
         self.reports: dict[str, list[Report]] = {}
 
@@ -147,11 +150,31 @@ class Sandbox:
     def get_ready(self, *jobs: str) -> None:
         """Fork a child ahead for each of these jobs, those first that are needed most. It starts CUDA and waits for its
         request, so that the job then begins at once. As many wait as the GPU has memory to spare; those whose jobs did
-        not come are ended."""
+        not come are ended.
+
+        The first starts CUDA alone, in 0.3 s on an H100. Fourteen side by side are all ready after 2.4 s, and none
+        before."""
         self.end_waiting()
-        for job in jobs[: self._may_wait()]:
-            ahead = {"job": job, **self._bounds(), "writable": self._writable()}
-            self._waiting.append((job, Child(self.server(), ahead=ahead)))
+        if wanted := jobs[: self._may_wait()]:
+            self._forking = self._forker.submit(self._fork_ahead, self.server(), wanted)
+
+    def _fork_ahead(self, server: Server, jobs: tuple[str, ...]) -> None:
+        """In a thread, for which all who look at the waiting children wait (`_forked`). A server that has died leaves
+        the jobs to fresh ones."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for number, job in enumerate(jobs):
+                while number == 1 and not self._waiting[0][1].until_ready(LOOK_EVERY_S):
+                    if self._ending.is_set():
+                        return
+                ahead = {"job": job, **self._bounds(), "writable": self._writable()}
+                self._waiting.append((job, Child(server, ahead=ahead)))
+
+    def _forked(self) -> list[tuple[str, Child]]:
+        """The children that wait, once all are forked."""
+        with self._turn:
+            if self._forking:
+                self._forking.result()
+        return self._waiting
 
     def _may_wait(self) -> int:
         """How many children may be forked ahead: none where there is no GPU, whose start is what that saves."""
@@ -160,13 +183,13 @@ class Sandbox:
     def until_ready(self, job: str) -> int:
         """Wait until no child that was forked ahead still starts. How many processes will use the GPU once the job
         runs: the waiting ones, and its own if that is none of them."""
-        for _, child in self._waiting:
+        for _, child in self._forked():
             child.until_ready()
         return len(self._waiting) + (job not in dict(self._waiting))
 
     def waiting(self) -> int:
         """How many children wait for their request."""
-        return len(self._waiting)
+        return len(self._forked())
 
     def waiting_child(self, job: str) -> Child | None:
         """A child that was forked ahead for this job and waits. Those that have died are passed over: a fresh one tells
@@ -179,6 +202,7 @@ class Sandbox:
 
     def _taken(self, job: str) -> Child | None:
         """The next child that was forked ahead for this job, which no other thread gets; None where there is none."""
+        self._forked()
         with self._turn:
             pair = next((pair for pair in self._waiting if pair[0] == job), None)
             if pair:
@@ -187,7 +211,9 @@ class Sandbox:
 
     def end_waiting(self) -> int:
         """End the children that wait; how many there were."""
-        ending, self._waiting = self._waiting, []
+        self._ending.set()
+        ending, self._waiting = self._forked(), []
+        self._ending.clear()
         with futures.ThreadPoolExecutor() as at_once:
             return len(list(at_once.map(lambda pair: pair[1].end(), ending)))
 

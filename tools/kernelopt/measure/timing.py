@@ -51,7 +51,7 @@ class TimedWorkload:
 
 def get_ready(sandbox: Sandbox, is_paired: bool, *jobs: str) -> None:
     """Have the processes of a timing started while its inputs are made. jobs: that come after it, besides `check`."""
-    sandbox.get_ready(*["measure"] * (PROCESSES if is_paired else 1), "check", *jobs)
+    sandbox.get_ready("prepare", *["measure"] * (PROCESSES if is_paired else 1), "check", *jobs)
 
 
 def inputs(

@@ -80,7 +80,7 @@ def verify(
     with sandbox.folder("verify") as folder, Progress(sandbox, say) as progress:
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
-        sandbox.get_ready("run", "check", *["run"] * (variants and runs.most_processes(sandbox) - 1))
+        sandbox.get_ready("prepare", "run", "check", *["run"] * (variants and runs.most_processes(sandbox) - 1))
         try:
             task = prepare_task(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
         except ReferenceFailed as error:
