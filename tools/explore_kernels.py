@@ -26,7 +26,8 @@ from kernelopt.explore.candidates import Candidate
 from kernelopt.gate import readiness, rounds
 from kernelopt.gate.readiness import RoundStart
 from kernelopt.hardware.targets import Target
-from kernelopt.session import platforms
+from kernelopt.session import explorations, platforms
+from kernelopt.session.explorations import Exploration
 from kernelopt.session.subject import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
@@ -96,7 +97,8 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     if verdict is None:
         return exit_code(result)
     if not waits:
-        cli.emit({}, False, verdict.lines())
+        after = explorations.next_run(Exploration.from_json({"exploration": path.stem, **result}), args.gate)
+        cli.emit({}, False, [*verdict.lines(), *filter(None, [after])])
     return 0 if verdict.decision.accepted else 1
 
 

@@ -190,7 +190,33 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
         done = call_tool(*call, "--gate", "v0")
         assert (judged, done.returncode) == (expected, code), done.stderr
         assert "v0 REJECTED" in done.stderr and "prime sizes" in done.stderr
+    assert done.stdout.splitlines()[-1].endswith("one more run, with what this one showed (--gate v1), then report")
     assert "v0 ACCEPTED" in done.stdout and session.kernel.read_text().endswith("# b\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "us", "said"),
+    [
+        ("v0", None, "where GPU time counts: one more run, with what this one showed (--gate v1), then report"),
+        ("v1", 99.0, "e1 brought 1.0 % over best (v0), less than 2 %: " + explorations.FINISH),
+        ("v1", 96.0, "e1 brought 4.2 % over best (v0): where GPU time counts, report now"),
+        ("v1", 95.0, None),
+    ],
+)
+def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version, us, said):
+    against = "best (v0)" if us else "eager"
+    rows = [SimpleNamespace(is_opponent=False, is_right=True, speedup=100.0 / (us or 50.0))]
+    one = explorations.Exploration(
+        name="e1",
+        timestamp="",
+        device="",
+        workload="default",
+        against=against,
+        wall_s=1.0,
+        was_stopped=False,
+        rows=rows,
+    )
+    assert explorations.next_run(one, version) == said
 
 
 @pytest.mark.parametrize(

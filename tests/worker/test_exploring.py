@@ -2,6 +2,7 @@
 
 import time
 
+import forks_with_torch
 import pytest
 import torch
 from kernelopt.worker import exploring, jobs, rates
@@ -76,7 +77,19 @@ def test_a_contest_of_what_torch_compiles_is_a_contest_whose_process_has_loaded_
     compiled, job = [], exploring.contest_compiled.__name__
     monkeypatch.setattr(torch, "compile", lambda function: lambda x: compiled.append((x.device.type, function(x))))
     jobs.WARM_UPS[job]("cpu")
+    assert job in jobs.IMPORTS
     assert [device for device, _ in compiled] == ["cpu"]
     monkeypatch.setattr(exploring, "contest", lambda context, **given: compiled.append(given))
     jobs.JOBS[job](None, kernel="k")
     assert compiled[-1] == {"kernel": "k"}
+
+
+def test_what_is_imported_before_cuda_starts_is_most_of_a_first_compilation():
+    code = """if True:
+        import sys, torch
+        from kernelopt.worker import exploring
+        before = "torch._inductor.compile_fx" in sys.modules
+        exploring.import_compiler()
+        print(before, "torch._inductor.compile_fx" in sys.modules, "torch._dynamo" in sys.modules)
+    """
+    assert forks_with_torch.run(code).stdout == "False True True\n"

@@ -27,11 +27,12 @@ def test_a_child_is_confined_before_cuda_starts_and_says_last_that_it_is_ready(m
     done = []
     monkeypatch.setattr(server.landlock, "confine", lambda folders: done.append(folders))
     monkeypatch.setattr(server, "_require_gpu", lambda: done.append("CUDA"))
+    monkeypatch.setitem(server.jobs.IMPORTS, "check", lambda: done.append("imports"))
     monkeypatch.setitem(server.jobs.WARM_UPS, "check", done.append)
     monkeypatch.setattr(server.os, "write", lambda line, _: done.append(line))
     server._get_ready(7, "check", "cuda", True, ["/open"])
     server._get_ready(7, "run", "cpu", False, ["/open"])
-    assert done == [["/open"], "CUDA", "cuda", 7, 7]
+    assert done == [["/open"], "imports", "CUDA", "cuda", 7, 7]
 
 
 PRODUCT = """

@@ -137,8 +137,8 @@ def judge(
 
 
 def run_beside(memcheck: Memcheck | None, *arguments) -> tuple[Outcome, list[runs.Ran] | Fault]:
-    """runs.run with these arguments. Blocks that wait for each other may wait without end under compute-sanitizer, and
-    then no other process gets the GPU. What times out beside it is run once more without it."""
+    """runs.run with these arguments. A kernel may hang under compute-sanitizer alone, and hold up what runs beside it.
+    What times out beside it is run once more without it."""
     outcome, ran = runs.run(*arguments)
     is_late = isinstance(ran, Fault) and ran.status == Status.TIMEOUT
     if not (is_late and memcheck and memcheck.is_running()):

@@ -18,8 +18,10 @@ CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?P<row>#)?")
 LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 LITTLE = 1.02  # over the best version: an exploration below it brought little
-AFTER = "in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"  # docs/exploring.md
-FINISH = f"finish, or change the structure; {AFTER}"
+WORTH_A_RUN = 1.05  # where GPU time counts: over the best version, what a second run brought if a third is to follow
+# Of the trials, docs/exploring.md.
+FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
+COUNTS = "where GPU time counts"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,19 @@ def little_came_of(exploration: Exploration) -> str | None:
     brought = f"{100 * (speedup - 1):.1f} %" if speedup > 1 else "nothing"
     less = f", less than {100 * (LITTLE - 1):.0f} %" if speedup > 1 else ""
     return f"{exploration.name} brought {brought} over {exploration.against}{less}: {FINISH}"
+
+
+def next_run(exploration: Exploration, version: str) -> str | None:
+    """What to do after an exploration whose leader was judged as this version; None where it brought much, or no one
+    knows."""
+    if version == "v0":
+        return f"{COUNTS}: one more run, with what this one showed (--gate v1), then report"
+    if little := little_came_of(exploration):
+        return little
+    speedup = exploration.speedup_over_best
+    if speedup is None or speedup >= WORTH_A_RUN or exploration.was_stopped:
+        return None
+    return f"{exploration.name} brought {100 * (speedup - 1):.1f} % over {exploration.against}: {COUNTS}, report now"
 
 
 def folder_of(workspace: Workspace) -> Path:

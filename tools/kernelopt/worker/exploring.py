@@ -3,6 +3,7 @@
 The answers of `contest` are not final: an exploration ranks candidates, and the gate judges the chosen one.
 """
 
+import importlib
 import random
 import time
 from dataclasses import dataclass
@@ -73,8 +74,14 @@ def contest_compiled(context: Context, **arguments) -> None:
     contest(context, **arguments)
 
 
-def load_compiler(device: str) -> None:
-    """Have torch compile a little: its first call takes some seconds, whatever it compiles."""
+def import_compiler() -> None:
+    """Import what torch.compile needs: four seconds, of its first call's seven, that need no GPU."""
+    for name in ("torch._dynamo", "torch._inductor.compile_fx"):
+        importlib.import_module(name)
+
+
+def start_compiler(device: str) -> None:
+    """Have torch compile a little, which its first call would start with."""
     torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
 
 

@@ -52,7 +52,9 @@ JOBS = {
 # What a process that waits for a request of this job does meanwhile, by the job: a function of the device.
 WARM_UPS = {
     judging.check.__name__: judging.warm_up,
-    exploring.contest_compiled.__name__: exploring.load_compiler,
+    exploring.contest_compiled.__name__: exploring.start_compiler,
 }
+# And before it starts CUDA, beside other processes that do.
+IMPORTS = {exploring.contest_compiled.__name__: exploring.import_compiler}
 
-__all__ = ["JOBS", "WARM_UPS", "Context"]
+__all__ = ["IMPORTS", "JOBS", "WARM_UPS", "Context"]

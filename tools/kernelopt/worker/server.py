@@ -139,6 +139,8 @@ def _get_ready(line: int, job: str, device: str, confined: bool, writable: list[
     later, so it precedes CUDA. Whatever fails ends the process: the job then runs in a fresh one, which reports why."""
     if confined:
         landlock.confine(writable)
+    if job in jobs.IMPORTS:
+        jobs.IMPORTS[job]()
     if device == "cuda":
         _require_gpu()
     if job in jobs.WARM_UPS:
