@@ -97,7 +97,8 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     if verdict is None:
         return exit_code(result)
     if not waits:
-        after = explorations.next_run(Exploration.from_json({"exploration": path.stem, **result}), args.gate)
+        explored = Exploration.from_json({"exploration": path.stem, **result})
+        after = explorations.next_run(explored, args.gate, verdict.decision.accepted)
         cli.emit({}, False, [*verdict.lines(), *filter(None, [after])])
     return 0 if verdict.decision.accepted else 1
 

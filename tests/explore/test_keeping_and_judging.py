@@ -216,7 +216,8 @@ def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version
         was_stopped=False,
         rows=rows,
     )
-    assert explorations.next_run(one, version) == said
+    assert explorations.next_run(one, version, accepted=True) == said
+    assert explorations.next_run(one, version, accepted=False) == (said if us else None)
 
 
 @pytest.mark.parametrize(

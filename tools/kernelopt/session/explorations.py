@@ -148,11 +148,11 @@ def little_came_of(exploration: Exploration) -> str | None:
     return f"{exploration.name} brought {brought} over {exploration.against}{less}: {FINISH}"
 
 
-def next_run(exploration: Exploration, version: str) -> str | None:
+def next_run(exploration: Exploration, version: str, accepted: bool) -> str | None:
     """What to do after an exploration whose leader was judged as this version; None where it brought much, or no one
     knows."""
     if version == "v0":
-        return f"{COUNTS}: one more run, with what this one showed (--gate v1), then report"
+        return f"{COUNTS}: one more run, with what this one showed (--gate v1), then report" if accepted else None
     if little := little_came_of(exploration):
         return little
     speedup = exploration.speedup_over_best
