@@ -306,6 +306,8 @@ TRIALS = {
     "triangle_product": {"nodes": 5, "channels": 3},
     "norm_projection": {"tokens": 5, "hidden": 16},
     "experts_output": {"tokens": 9, "experts": 4, "width": 8},
+    "gelu_gradient": {"tokens": 6},
+    "maxsim": {"queries": 3, "query_tokens": 2, "documents": 4, "tokens": 8},
 }
 
 
@@ -317,8 +319,8 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 
 
 PAIRED = [
-    *("experts_output", "experts_weight_gradient", "mla_prefill", "newton_schulz", "norm_projection"),
-    "window_attention",
+    *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
+    *("norm_projection", "window_attention"),
 ]
 
 
@@ -420,6 +422,17 @@ def test_the_latest_problems_compute_what_they_say():
     dw, (_, x, dy, offsets) = built("experts_weight_gradient", {TRIALS["experts_weight_gradient"]!r})
     owner = torch.bucketize(torch.arange(len(x)), offsets[1:], right=True)
     assert torch.allclose(dw, torch.stack([dy[owner == one].mT @ x[owner == one] for one in range(len(dw))]))
+    scores, (_, q, d, lengths) = built("maxsim", {TRIALS["maxsim"]!r})
+    for document, length in enumerate(lengths):
+        products = torch.einsum("qik,jk->qij", q, d[document, :length])
+        assert torch.allclose(scores[:, document].double(), products.amax(-1).sum(-1), rtol=1e-5)
+    (dx, db), (model, dy, h) = built("gelu_gradient", {TRIALS["gelu_gradient"]!r})
+    x = torch.zeros(1, model.weight.shape[1], dtype=h.dtype, requires_grad=True)
+    bias = torch.zeros(h.shape[1], dtype=h.dtype, requires_grad=True)
+    y = torch.nn.functional.gelu(h + x @ model.weight.T + bias, approximate="tanh")
+    wanted = torch.autograd.grad(y, (x, bias), dy)
+    assert torch.allclose(dx.sum(0, keepdim=True), wanted[0], rtol=1e-4, atol=1e-3)
+    assert torch.allclose(db.double(), wanted[1], rtol=1e-4, atol=1e-3)
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)

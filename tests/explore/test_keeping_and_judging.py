@@ -190,14 +190,14 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
         done = call_tool(*call, "--gate", "v0")
         assert (judged, done.returncode) == (expected, code), done.stderr
         assert "v0 REJECTED" in done.stderr and "prime sizes" in done.stderr
-    assert done.stdout.splitlines()[-1].endswith("one more run, with what this one showed (--gate v1), then report")
+    assert done.stdout.splitlines()[-1].endswith(explorations.AFTER_V0)
     assert "v0 ACCEPTED" in done.stdout and session.kernel.read_text().endswith("# b\n")
 
 
 @pytest.mark.parametrize(
     ("version", "us", "said"),
     [
-        ("v0", None, "where GPU time counts: one more run, with what this one showed (--gate v1), then report"),
+        ("v0", None, f"where GPU time counts, report now: {explorations.AFTER_V0}"),
         ("v1", 99.0, "e1 brought 1.0 % over best (v0), less than 2 %: " + explorations.FINISH),
         ("v1", 96.0, "e1 brought 4.2 % over best (v0): where GPU time counts, report now"),
         ("v1", 95.0, None),
