@@ -319,7 +319,7 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 
 
 PAIRED = [
-    *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
+    *("experts_output", "experts_weight_gradient", "gelu_gradient", "mla_prefill", "newton_schulz"),
     *("norm_projection", "window_attention"),
 ]
 

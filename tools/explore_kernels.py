@@ -85,22 +85,31 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
         cli.emit(shown, args.json, table.lines(result, path))
         with contextlib.suppress(BrokenPipeError):
             cli.flush()  # a gate that is killed takes no table with it
-    verdict = None
+    verdict = after = None
     try:
         if args.keep:
             keep_named(workspace, args.keep, result)
         elif args.keep_leader or args.gate:
             verdict = kept_and_judged(workspace, path.stem, result, args.gate, sandbox)
+        after = verdict and next_run(result, path, args.gate, verdict.decision.accepted)
+    except Refused as refused:  # the leader is not faster for certain
+        after = args.gate and next_run(result, path, args.gate, accepted=False)
+        raise Refused(f"{refused}; {after}" if after else str(refused)) from None
     finally:
         if waits:
-            cli.emit(shown | {"gate": verdict and verdict.to_json()}, True, [])
+            cli.emit(shown | {"gate": verdict and verdict.to_json(), "next": after}, True, [])
     if verdict is None:
         return exit_code(result)
     if not waits:
-        explored = Exploration.from_json({"exploration": path.stem, **result})
-        after = explorations.next_run(explored, args.gate, verdict.decision.accepted)
         cli.emit({}, False, [*verdict.lines(), *filter(None, [after])])
     return 0 if verdict.decision.accepted else 1
+
+
+def next_run(result: dict, path: Path, version: str | None, accepted: bool) -> str | None:
+    """`explorations.next_run` of a result in a file at `path`; None where nothing was judged."""
+    if version is None:
+        return None
+    return explorations.next_run(Exploration.from_json({"exploration": path.stem, **result}), version, accepted)
 
 
 def keep_named(workspace: Workspace, name: str, result: dict) -> None:

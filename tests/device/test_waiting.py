@@ -1,6 +1,7 @@
 """Children that are forked ahead and wait for their request. Without a GPU none is: `waiting` has them forked all the
 same, and nothing stands in for the start of CUDA but what a test says."""
 
+import errno
 import os
 import signal
 import time
@@ -192,6 +193,36 @@ def test_where_the_server_dies_before_the_others_are_forked_the_jobs_run_in_fres
     waiting.get_ready("run", "estimate")
     assert waiting.waiting() == 1
     assert estimate(waiting, problem).result["workloads"]
+
+
+def test_a_first_child_that_never_gets_ready_holds_up_no_job(problem, waiting, monkeypatch):
+    def never(child, within_s: float = 0.5) -> bool:
+        time.sleep(min(within_s, 0.5))
+        return False
+
+    monkeypatch.setattr(sandbox.Child, "until_ready", never)
+    monkeypatch.setattr(sandbox, "FIRST_READY_S", 0.2)
+    waiting.get_ready("estimate", "run")
+    assert waiting.waiting() == 1
+    assert estimate(waiting, problem).result["workloads"]
+
+
+def test_where_no_more_can_be_forked_the_job_runs_in_a_fresh_child_and_the_sandbox_ends(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 4)
+    real, made = sandbox.Child, []
+
+    def fails(*arguments, **options):
+        if made:
+            raise OSError(errno.EMFILE, "Too many open files")
+        made.append(real(*arguments, **options))
+        return made[0]
+
+    monkeypatch.setattr(sandbox, "Child", fails)
+    with Sandbox("cpu-interpreter", tmp_path) as own:
+        own.get_ready("check", "estimate")
+        assert own.waiting() == 1
+        assert estimate(own, problem).result["workloads"]
+    assert not own.scratch.exists() and not own._server.alive()
 
 
 def test_as_many_wait_as_take_little_of_the_memory_that_is_free(monkeypatch):

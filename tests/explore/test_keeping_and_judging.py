@@ -217,7 +217,9 @@ def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version
         rows=rows,
     )
     assert explorations.next_run(one, version, accepted=True) == said
-    assert explorations.next_run(one, version, accepted=False) == (said if us else None)
+    assert explorations.next_run(one, version, accepted=False) == (
+        said.replace("brought 4.2", "showed 4.2") if us and said else None
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """ColBERT late interaction (MaxSim) for H100: persistent, warp-specialised wgmma kernel with the maximum fused.
 
-Each CTA keeps 256 query rows (8 queries of 32 tokens) as wgmma A fragments in registers (two consumer warpgroups of
-128 rows); a producer thread takes documents from a counter per query block and brings their valid tokens by TMA.
-A document is split into two chunks of n and n or n-8 tokens; the last one ends at the last valid token (overlap is
-harmless to a maximum), so no masking is needed and at most 7 tokens of work are wasted."""
+Each CTA keeps 256 query rows (8 queries of 32 tokens) as wgmma A fragments in registers: two consumer warpgroups, each
+of two 64-row tiles, laid out so that one warp holds all tokens of one query. A producer thread takes documents from a
+counter per query block (when it is used up, from the next block's) and brings only their valid tokens by TMA. A document
+is split into chunks of equal size (to 8 tokens), up to 128; the last one ends at the last valid token (overlap is
+harmless to a maximum), so that nothing needs a mask except documents below 8 tokens."""
 
 import ctypes
 import hashlib
@@ -18,18 +19,12 @@ _HEAD = r"""
 #include <cuda_runtime.h>
 #include <stdint.h>
 
-#define NMAX 256  // tokens in a chunk at most
-#define STAGES 3
-#ifndef ORDER
-#define ORDER 1
-#endif
-#ifndef SPLIT
-#define SPLIT 0
-#endif
+#define NMAX 128  // tokens in a chunk at most
+#define STAGES 6
 #define STAGE_BYTES (NMAX * 256)
 #define SMEM_BYTES (STAGES * STAGE_BYTES + 1024 + 1024)
 
-struct Maps { CUtensorMap m[32]; };
+struct Maps { CUtensorMap m[16]; };
 
 __device__ __forceinline__ uint32_t sptr(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void mbar_init(uint32_t b, int n) {
@@ -62,7 +57,7 @@ __device__ __forceinline__ float fmx(float a, float b) {
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
   return r;
 }
-template <int N> __device__ __forceinline__ void keep(float (&acc)[128]) {
+template <int N> __device__ __forceinline__ void keep(float (&acc)[64]) {
 #pragma unroll
   for (int i = 0; i < N / 2; i++) asm volatile("" : "+f"(acc[i])::"memory");
 }
@@ -89,7 +84,7 @@ __device__ __forceinline__ void finish(State& s) {
   for (int i = 16; i; i >>= 1) v += __shfl_xor_sync(~0u, v, i);
   if (s.row && lane == 0) s.row[s.doc] = v;
 }
-template <int N> __device__ __forceinline__ void maxes(float (&acc)[128], float& m0, float& m1, int len) {
+template <int N> __device__ __forceinline__ void maxes(float (&acc)[64], float& m0, float& m1, int len) {
   if constexpr (N == 8) {  // only here can a chunk be longer than its document
     int col = (threadIdx.x & 3) * 2;
 #pragma unroll
@@ -108,43 +103,40 @@ template <int N> __device__ __forceinline__ void maxes(float (&acc)[128], float&
   m1 = fmx(m1, fmx(y0, y1));
 }
 template <int N>
-__device__ __forceinline__ void issue(float (&acc)[128], const uint32_t (&a)[32], uint64_t desc) {
-#if ORDER
-  const int wgi = threadIdx.x >> 7;
-  asm volatile("bar.sync %0, 256;" ::"r"(1 + wgi) : "memory");
-#endif
-  keep<N>(acc);
-  wg_fence();
-  MMA<N>::first(acc, a[0], a[1], a[2], a[3], desc);
-#pragma unroll
-  for (int k = 1; k < 8; k++)
-    MMA<N>::step(acc, a[4 * k], a[4 * k + 1], a[4 * k + 2], a[4 * k + 3], desc + (k & 3) * 2 + (k >> 2) * (N * 8));
-  wg_commit();
-#if ORDER
-  asm volatile("bar.arrive %0, 256;" ::"r"(2 - wgi) : "memory");
-#endif
-}
-template <int N>
 __device__ __forceinline__ void chunk(State& s, const uint32_t (&a0)[32], const uint32_t (&a1)[32], uint32_t addr,
                                       int flags, int doc) {
-  float acc[128];
+  float acc0[64], acc1[64];
 #pragma unroll
-  for (int i = 0; i < N / 2; i++) acc[i] = 0.f;
+  for (int i = 0; i < N / 2; i++) acc0[i] = acc1[i] = 0.f;
   uint64_t desc = (uint64_t)((addr & 0x3FFFF) >> 4) | (1ull << 16) | (64ull << 32) | (1ull << 62);
-  issue<N>(acc, a0, desc);
+  keep<N>(acc0);
+  keep<N>(acc1);
+  wg_fence();
+  MMA<N>::first(acc0, a0[0], a0[1], a0[2], a0[3], desc);
+#pragma unroll
+  for (int k = 1; k < 8; k++)
+    MMA<N>::step(acc0, a0[4 * k], a0[4 * k + 1], a0[4 * k + 2], a0[4 * k + 3],
+                 desc + (k & 3) * 2 + (k >> 2) * (N * 8));
+  wg_commit();
+  MMA<N>::first(acc1, a1[0], a1[1], a1[2], a1[3], desc);
+#pragma unroll
+  for (int k = 1; k < 8; k++)
+    MMA<N>::step(acc1, a1[4 * k], a1[4 * k + 1], a1[4 * k + 2], a1[4 * k + 3],
+                 desc + (k & 3) * 2 + (k >> 2) * (N * 8));
+  wg_commit();
   if (flags & 1) {
     if (s.doc >= 0) finish(s);
     s.doc = doc;
     s.m[0] = s.m[1] = s.m[2] = s.m[3] = __int_as_float(0xff800000);
   }
+  wg_wait<1>();
+  keep<N>(acc0);
+  maxes<N>(acc0, s.m[0], s.m[1], flags >> 1);
   wg_wait<0>();
-  keep<N>(acc);
-  maxes<N>(acc, s.m[0], s.m[1], flags >> 1);
-  issue<N>(acc, a1, desc);
-  wg_wait<0>();
-  keep<N>(acc);
+  keep<N>(acc0);
+  keep<N>(acc1);
   if ((threadIdx.x & 31) == 0) mbar_arrive(s.empty + 8 * s.st);
-  maxes<N>(acc, s.m[2], s.m[3], flags >> 1);
+  maxes<N>(acc1, s.m[2], s.m[3], flags >> 1);
 }
 
 __global__ void __launch_bounds__(384, 1)
@@ -166,10 +158,6 @@ maxsim(const __grid_constant__ Maps maps, const uint32_t* __restrict__ q, const 
       int qb;
       int g = gridDim.x, whole = g / blocks * blocks, b = blockIdx.x;
       qb = b < whole ? b % blocks : (int)((long long)(b - whole) * blocks / (g - whole));
-#ifdef DBG
-      long long c0 = clock64(), t0, t1;
-      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t0));
-#endif
       int st = 0, ph = 1, tries = 0;
       // doc, len: now; doc1, len1: next, on their way; doc2: the one after, on its way
       int doc = atomicAdd(counters + qb, 1), doc1 = atomicAdd(counters + qb, 1);
@@ -195,31 +183,16 @@ maxsim(const __grid_constant__ Maps maps, const uint32_t* __restrict__ q, const 
           mbar_wait(empty + 8 * st, ph);
           asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(meta + 16 * st), "r"(n),
                        "r"(2 * max(clen, 0) + (c == 0)), "r"(cdoc), "r"(cqb) : "memory");
-#ifdef NOTMA
-          mbar_arrive(full + 8 * st);
-          if (row < 0)
-#else
           mbar_expect(full + 8 * st, n * 2048);
-#endif
-          {
           const CUtensorMap* map = &maps.m[n - 1];
           tma(base + st * STAGE_BYTES, map, full + 8 * st, 0, row);
           tma(base + st * STAGE_BYTES + n * 1024, map, full + 8 * st, 64, row);
-          }
           if (++st == STAGES) st = 0, ph ^= 1;
         }
       }
       mbar_wait(empty + 8 * st, ph);
       asm volatile("st.shared.b32 [%0], %1;" ::"r"(meta + 16 * st), "r"(0) : "memory");
       mbar_arrive(full + 8 * st);
-#ifdef DBG
-      for (int i = 1; i < STAGES; i++) {
-        if (++st == STAGES) st = 0, ph ^= 1;
-        mbar_wait(empty + 8 * st, ph);
-      }
-      asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t1));
-      if (blockIdx.x == 7) counters[blocks + 1] = (int)(clock64() - c0), counters[blocks + 2] = (int)(t1 - t0);
-#endif
       __threadfence();
       if (atomicAdd(counters + blocks, 1) == (int)gridDim.x - 1) {  // the last one leaves them as it found them
         for (int i = 0; i <= blocks; i++) counters[i] = 0;
@@ -228,9 +201,6 @@ maxsim(const __grid_constant__ Maps maps, const uint32_t* __restrict__ q, const 
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-#if ORDER
-    if (warp >= 4) asm volatile("bar.arrive 1, 256;" ::: "memory");
-#endif
     uint32_t a0[32], a1[32];
     State s;
     s.full = full, s.empty = empty, s.meta = meta, s.st = 0, s.ph = 0;
@@ -261,7 +231,7 @@ maxsim(const __grid_constant__ Maps maps, const uint32_t* __restrict__ q, const 
       }
       const uint32_t addr = base + s.st * STAGE_BYTES;
       switch (n) {
-#define V(N) case N / 8: if constexpr (N <= NMAX) chunk<N>(s, a0, a1, addr, flags, doc); break;
+#define V(N) case N / 8: chunk<N>(s, a0, a1, addr, flags, doc); break;
         VARIANTS
         default: __trap();
       }
@@ -292,7 +262,7 @@ extern "C" int maxsim_launch(void* q, void* d, void* lengths, void* out, void* c
       cudaError_t e = cudaFuncSetAttribute(maxsim, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM_BYTES);
       if (e != cudaSuccess) { encode = nullptr; return (int)e; }
     }
-    for (int i = 0; i < 32; i++) {
+    for (int i = 0; i < 16; i++) {
       cuuint64_t dims[2] = {128, (cuuint64_t)rows}, strides[1] = {256};
       cuuint32_t box[2] = {64, (cuuint32_t)(8 * i + 8)}, es[2] = {1, 1};
       CUresult r = encode(&maps.m[i], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, d, dims, strides, box, es,
@@ -306,7 +276,7 @@ extern "C" int maxsim_launch(void* q, void* d, void* lengths, void* out, void* c
   long long items = (long long)blocks * documents;
   int grid = (int)(items < sms ? items : sms);
   maxsim<<<grid, 384, SMEM_BYTES, (cudaStream_t)stream>>>(maps, (const uint32_t*)q, (const int*)lengths, (float*)out,
-                                                            (int*)counters, vqueries, segments, qtokens, documents,
+                                                          (int*)counters, vqueries, segments, qtokens, documents,
                                                             tokens, blocks);
   return (int)cudaGetLastError();
 }
@@ -319,14 +289,14 @@ def _mma(n):
     outs = ", ".join(f'"+f"(d[{i}])' for i in range(n // 2))
     return f"""
 template <> struct MMA<{n}> {{
-  static __device__ __forceinline__ void first(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+  static __device__ __forceinline__ void first(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                                uint64_t desc) {{
     asm volatile("{{\\n.reg .pred p;\\nsetp.ne.b32 p, 0, 0;\\n"
                  "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{regs}}}, "
                  "{{%{a}, %{a + 1}, %{a + 2}, %{a + 3}}}, %{a + 4}, p, 1, 1, 0;\\n}}"
                  : {outs} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(desc));
   }}
-  static __device__ __forceinline__ void step(float (&d)[128], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+  static __device__ __forceinline__ void step(float (&d)[64], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                               uint64_t desc) {{
     asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{regs}}}, "
                  "{{%{a}, %{a + 1}, %{a + 2}, %{a + 3}}}, %{a + 4}, 1, 1, 1, 0;"
@@ -337,7 +307,7 @@ template <> struct MMA<{n}> {{
 
 
 def source():
-    sizes = range(8, 257, 8)
+    sizes = range(8, 129, 8)
     variants = " ".join(f"V({n})" for n in sizes)
     return _HEAD + "".join(map(_mma, sizes)) + _TAIL.replace("VARIANTS", variants)
 
@@ -348,36 +318,37 @@ _library = None
 def _load():
     global _library
     if _library is None:
-        path = os.environ.get("MAXSIM_LIB")  # a library built beforehand (for measurements only)
-        if not path:
-            from torch.utils import cpp_extension
+        from torch.utils import cpp_extension
 
-            text = source()
-            name = "maxsim_" + hashlib.sha256(text.encode()).hexdigest()[:12]
-            root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(
-                os.path.expanduser("~"), ".cache", "torch_extensions"
-            )
-            folder = os.path.join(root, name)
-            try:
-                os.makedirs(folder, exist_ok=True)
-            except OSError:
-                folder = os.path.join(tempfile.gettempdir(), name)
-                os.makedirs(folder, exist_ok=True)
-            file = os.path.join(folder, name + ".cu")
-            if not os.path.exists(file) or open(file).read() != text:
-                with open(file, "w") as f:
-                    f.write(text)
-            try:  # ninja may be a Python package whose program is not on the PATH
-                import ninja
+        text = source()
+        name = "maxsim_" + hashlib.sha256(text.encode()).hexdigest()[:12]
+        root = os.environ.get("TORCH_EXTENSIONS_DIR") or os.path.join(
+            os.path.expanduser("~"), ".cache", "torch_extensions"
+        )
+        folder = os.path.join(root, name)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError:
+            folder = os.path.join(tempfile.gettempdir(), name)
+            os.makedirs(folder, exist_ok=True)
+        file = os.path.join(folder, name + ".cu")
+        if not os.path.exists(file) or open(file).read() != text:
+            with open(file, "w") as f:
+                f.write(text)
+        try:  # ninja may be a Python package whose program is not on the PATH
+            import ninja
 
-                os.environ["PATH"] = ninja.BIN_DIR + os.pathsep + os.environ.get("PATH", "")
-            except ImportError:
-                pass
-            cpp_extension.load(
-                name, [file], extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
-                build_directory=folder, is_python_module=False,
-            )
-            path = os.path.join(folder, name + ".so")
+            os.environ["PATH"] = ninja.BIN_DIR + os.pathsep + os.environ.get("PATH", "")
+        except ImportError:
+            pass
+        cpp_extension.load(
+            name,
+            [file],
+            extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
+            build_directory=folder,
+            is_python_module=False,
+        )
+        path = os.path.join(folder, name + ".so")
         library = ctypes.CDLL(path)
         library.maxsim_launch.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int] * 6 + [ctypes.c_void_p]
         library.maxsim_launch.restype = ctypes.c_int
@@ -398,7 +369,7 @@ class ModelNew(nn.Module):
             raise ValueError("q and d must be bfloat16 on a GPU")
         library = _load()
         q, d = q.contiguous(), d.contiguous()
-        lengths = lengths.to(torch.int32).contiguous()
+        lengths = lengths.to(device=q.device, dtype=torch.int32).contiguous()
         queries, qtokens = q.shape[0], q.shape[1]
         documents, tokens = d.shape[0], d.shape[1]
         if 0 in (queries, qtokens, documents, tokens) or documents * tokens >= 2**31 or d.data_ptr() % 16:
@@ -416,8 +387,18 @@ class ModelNew(nn.Module):
             self._counters[key] = counters
         out = torch.empty(virtual, documents, dtype=torch.float32, device=q.device)
         error = library.maxsim_launch(
-            q.data_ptr(), d.data_ptr(), lengths.data_ptr(), out.data_ptr(), counters.data_ptr(),
-            virtual, segments, qtokens, documents, tokens, self._sms[device], stream,
+            q.data_ptr(),
+            d.data_ptr(),
+            lengths.data_ptr(),
+            out.data_ptr(),
+            counters.data_ptr(),
+            virtual,
+            segments,
+            qtokens,
+            documents,
+            tokens,
+            self._sms[device],
+            stream,
         )
         if error:
             raise RuntimeError(f"maxsim: error {error}")

@@ -37,7 +37,8 @@ SECRETS = re.compile(
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
 CONTEXT_BYTES = 512 << 20  # of GPU memory that a waiting child holds
-LOOK_EVERY_S = 0.05  # for the end of those that wait
+LOOK_EVERY_S = 0.05  # whether the first child is ready, or all are to end
+FIRST_READY_S = 10.0  # for the first child to start; later, no others are forked ahead
 WAITING_SHARE = 0.05  # of the free GPU memory, for all waiting children
 
 
@@ -121,6 +122,7 @@ class Sandbox:
         self.remove()
 
     def remove(self) -> None:
+        self._forker.shutdown(wait=False)
         if self._server:
             self._server.end()
         self._alive.close()
@@ -159,12 +161,13 @@ class Sandbox:
             self._forking = self._forker.submit(self._fork_ahead, self.server(), wanted)
 
     def _fork_ahead(self, server: Server, jobs: tuple[str, ...]) -> None:
-        """In a thread, for which all who look at the waiting children wait (`_forked`). A server that has died leaves
-        the jobs to fresh ones."""
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        """In a thread, for which all who look at the waiting children wait (`_forked`). What cannot be forked, for the
+        server has died or no file is left, runs in a fresh child, which reports why."""
+        ends = time.monotonic() + FIRST_READY_S
+        with contextlib.suppress(OSError, RuntimeError):
             for number, job in enumerate(jobs):
                 while number == 1 and not self._waiting[0][1].until_ready(LOOK_EVERY_S):
-                    if self._ending.is_set():
+                    if self._ending.is_set() or time.monotonic() > ends:
                         return
                 ahead = {"job": job, **self._bounds(), "writable": self._writable()}
                 self._waiting.append((job, Child(server, ahead=ahead)))
@@ -172,8 +175,9 @@ class Sandbox:
     def _forked(self) -> list[tuple[str, Child]]:
         """The children that wait, once all are forked."""
         with self._turn:
-            if self._forking:
-                self._forking.result()
+            forking, self._forking = self._forking, None
+            if forking:
+                forking.result()
         return self._waiting
 
     def _may_wait(self) -> int:
@@ -212,8 +216,10 @@ class Sandbox:
     def end_waiting(self) -> int:
         """End the children that wait; how many there were."""
         self._ending.set()
-        ending, self._waiting = self._forked(), []
-        self._ending.clear()
+        try:
+            ending, self._waiting = self._forked(), []
+        finally:
+            self._ending.clear()
         with futures.ThreadPoolExecutor() as at_once:
             return len(list(at_once.map(lambda pair: pair[1].end(), ending)))
 

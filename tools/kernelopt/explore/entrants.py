@@ -95,7 +95,7 @@ class Entrant:
     @property
     def job(self) -> str:
         """The job of the worker that runs it."""
-        compiles = self.is_opponent and "torch.compile" in self.file.read_text(encoding="utf-8", errors="replace")
+        compiles = self.is_opponent and "torch.compile(" in self.file.read_text(encoding="utf-8", errors="replace")
         return "contest_compiled" if compiles else "contest"
 
     def fail(self, fault: Fault) -> None:

@@ -374,14 +374,16 @@ def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:
-    """Best first: probes that stayed, which have no part in the last rounds; entrants that stayed, by the rounds that
-    they ran in turn; then dropped ones; then failures."""
+    """Best first: entrants that stayed, by the rounds that they ran in turn; then dropped ones; then failures. Probes
+    that stayed, which have no part in the last rounds, take their place by their medians."""
     leaders = [one for one in entrants if one.status == Status.OK and not (one.dropped or one.is_probe)]
     stayed = {one.name: one.rounds_us for one in leaders}
     places = halving.places({name: times for name, times in stayed.items() if times})
-
-    def place(one: Entrant) -> tuple:
-        is_after_probes = one.dropped or not one.is_probe
-        return one.status != Status.OK, one.dropped, is_after_probes, places.get(one.name, math.inf), median_of(one)
-
-    return sorted(entrants, key=place)
+    if timed := [one for one in leaders if one.calls_us]:
+        first = min(timed, key=lambda one: places[one.name])
+        probes = [one for one in entrants if one.is_probe and one.calls_us]
+        places |= {one.name: places[first.name] + math.log(median_of(one) / median_of(first)) for one in probes}
+    return sorted(
+        entrants,
+        key=lambda one: (one.status != Status.OK, one.dropped, places.get(one.name, math.inf), median_of(one)),
+    )

@@ -12,7 +12,7 @@ from .failures import HINTS
 from .verdict import SanitizerRun, Verdict
 
 LARGEST_BYTES = 256 << 20  # of inputs: compute-sanitizer slows a kernel down by a factor of some tens
-LEAST_WAIT_S, WAIT_TIMES = 20.0, 10  # for it to end after the other runs: at least, and by what those took
+LEAST_WAIT_S, WAIT_TIMES = 60.0, 20  # for it to end after the other runs: at least, and by what those took
 ERRORS_FOUND = 86  # the exit code by which compute-sanitizer says that it reports errors
 
 
@@ -55,7 +55,7 @@ class Memcheck:
         """Wait until the run has ended, or far longer than the kernel's other runs took, which are over."""
         limit_s = max(LEAST_WAIT_S, WAIT_TIMES * others_s)
         if self._run and not (outcome := self._run.outcome(limit_s)):
-            self.give_up(f"under it the kernel did not end in {limit_s:.0f} s")
+            self.give_up(f"it had not ended {limit_s:.0f} s after the other runs")
         elif self._run:
             self._outcome = outcome
 
@@ -65,7 +65,7 @@ class Memcheck:
     def give_up(self, why: str) -> None:
         """End the run without a report."""
         self._run.end()
-        self._run, self.why_not = None, why
+        self._run, self.why_not = None, f"given up: {why}"
 
     def judged(self, result: Verdict) -> Verdict:
         """The verdict on a right kernel, with memcheck's report or the reason why there is none."""

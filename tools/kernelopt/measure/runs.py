@@ -64,7 +64,9 @@ def lacked_memory(ran: list[Ran] | Fault) -> bool:
 def run_parts(
     sandbox: Sandbox, kernel: Path, reference: Path, parts: list[list[Case]], folder: str, timeout_s: float
 ) -> tuple[Outcome, list[Ran] | Fault]:
-    """`run` with each part of the cases in a process of its own."""
+    """`run` with each part of the cases in a process of its own. Outputs of a run before, in the same folder, go."""
+    for left in Path(folder).glob("output-*"):
+        left.unlink()
     oracle = reference.read_bytes()
     hidden = hidden_files(kernel, reference, [case for part in parts for case in part])
     paths = [f"{folder}/output-{number}" for number in range(len(parts))]

@@ -143,7 +143,7 @@ def run_beside(memcheck: Memcheck | None, *arguments) -> tuple[Outcome, list[run
     is_late = isinstance(ran, Fault) and ran.status == Status.TIMEOUT
     if not (is_late and memcheck and memcheck.is_running()):
         return outcome, ran
-    memcheck.give_up("under it the kernel did not end, and kept the GPU from the other runs")
+    memcheck.give_up("a run beside it timed out, and was made again without it")
     return runs.run(*arguments)
 
 

@@ -18,11 +18,10 @@ CITED = re.compile(r"\bexplore/(?P<exploration>e[1-9]\d{0,6})\.json(?P<row>#)?")
 LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 LITTLE = 1.02  # over the best version: an exploration below it brought little
-WORTH_A_RUN = 1.05  # where GPU time counts: over the best version, what a second run brought if a third is to follow
-# Of the trials, docs/exploring.md.
+WORTH_A_RUN = 1.05  # over the best version: where an exploration brought more, another one may be worth its GPU time
+# Of the trials in evals/README.md: so is AFTER_V0.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
-# evals/README.md
 AFTER_V0 = "in six trials what followed v0 brought nothing in four, 2.8 % and 6 % in two, for 50 to 180 s of the GPU"
 
 
@@ -151,8 +150,8 @@ def little_came_of(exploration: Exploration) -> str | None:
 
 
 def next_run(exploration: Exploration, version: str, accepted: bool) -> str | None:
-    """What to do after an exploration whose leader was judged as this version; None where it brought much, or no one
-    knows."""
+    """What to do after an exploration whose leader was judged as this version; None where another one may be worth its
+    GPU time."""
     if version == "v0":
         return f"{COUNTS}, report now: {AFTER_V0}" if accepted else None
     if little := little_came_of(exploration):
@@ -160,7 +159,8 @@ def next_run(exploration: Exploration, version: str, accepted: bool) -> str | No
     speedup = exploration.speedup_over_best
     if speedup is None or speedup >= WORTH_A_RUN or exploration.was_stopped:
         return None
-    return f"{exploration.name} brought {100 * (speedup - 1):.1f} % over {exploration.against}: {COUNTS}, report now"
+    brought = "brought" if accepted else "showed"
+    return f"{exploration.name} {brought} {100 * (speedup - 1):.1f} % over {exploration.against}: {COUNTS}, report now"
 
 
 def folder_of(workspace: Workspace) -> Path:

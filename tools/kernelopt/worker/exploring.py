@@ -75,7 +75,7 @@ def contest_compiled(context: Context, **arguments) -> None:
 
 
 def import_compiler() -> None:
-    """Import what torch.compile needs: four seconds, of its first call's seven, that need no GPU."""
+    """Import what torch.compile needs: about half of its first call, and the part that needs no GPU."""
     for name in ("torch._dynamo", "torch._inductor.compile_fx"):
         importlib.import_module(name)
 
