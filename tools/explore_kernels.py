@@ -105,10 +105,8 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     return 0 if verdict.decision.accepted else 1
 
 
-def next_run(result: dict, path: Path, version: str | None, accepted: bool) -> str | None:
-    """`explorations.next_run` of a result in a file at `path`; None where nothing was judged."""
-    if version is None:
-        return None
+def next_run(result: dict, path: Path, version: str, accepted: bool) -> str | None:
+    """`explorations.next_run` of a result in a file at `path`."""
     return explorations.next_run(Exploration.from_json({"exploration": path.stem, **result}), version, accepted)
 
 

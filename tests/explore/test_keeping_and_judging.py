@@ -116,6 +116,7 @@ def test_a_rejected_leader_is_exit_1_and_json_has_both(ready, tmp_path, explored
     done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1", "--json")
     result = json.loads(done.stdout)
     assert done.returncode == 1 and result["rows"][0]["name"] == "k" and not result["gate"]["accepted"]
+    assert result["next"] is None  # it is much faster, so another may be worth a run
     assert ready.kernel.read_text() == before
 
 
@@ -145,7 +146,10 @@ def test_nothing_is_judged_where_no_leader_is_kept(
     ready.plan("v1").write_text(PLAN)
     done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1", "--json")
     assert done.returncode == code and message in done.stderr and not measured
-    assert json.loads(done.stdout)["gate"] is None
+    result = json.loads(done.stdout)
+    little = stopped_after_s is None
+    assert result["gate"] is None and (result["next"] is not None) == little
+    assert done.stderr.endswith(f"e1 brought nothing over best (v0): {explorations.FINISH}\n") == little
 
 
 def test_what_the_gate_would_refuse_is_said_before_the_exploration(ready, tmp_path, monkeypatch):
