@@ -24,8 +24,8 @@ class Race:
     def running(self) -> list[Entrant]:
         return [entrant for entrant in self.entrants if entrant.process and not entrant.dropped]
 
-    def leaders(self) -> list[Entrant]:
-        """What runs and is no probe."""
+    def finalists(self) -> list[Entrant]:
+        """Who takes part in the last rounds: what runs and is no probe."""
         return [entrant for entrant in self.running() if not entrant.is_probe]
 
     def run(self, last: bool, say: Callable[[str], None]) -> None:
@@ -53,15 +53,15 @@ class Race:
         Probes, which no gate judges, have no part in them: they were five of seven in the lead, and most of 8 s."""
         end = min(self.until, time.monotonic() + FINAL_S)
         for placement in range(halving.PLACEMENTS):
-            leaders = self.leaders()
+            leaders = self.finalists()
             if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
                 return
             for entrant in leaders if placement else ():
                 entrant.move(MOVE_S)
             part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
             for _ in range(halving.ROUNDS_A_PLACEMENT):
-                if self.leaders() and time.monotonic() < part_end:
-                    self.one_round(self.leaders())
+                if self.finalists() and time.monotonic() < part_end:
+                    self.one_round(self.finalists())
 
     def make_room(self, most: int) -> None:
         """End all processes but those of `most` entrants: of the fastest candidate, then the one that ratios refer to,

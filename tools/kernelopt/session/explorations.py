@@ -19,7 +19,7 @@ LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 LITTLE = 1.02  # over the best version: an exploration below it brought little
 WORTH_A_RUN = 1.05  # over the best version: where an exploration brought more, another one may be worth its GPU time
-# Of the trials in evals/README.md: so is AFTER_V0.
+# The figures here and in AFTER_V0 are those of the trials in evals/README.md.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
 AFTER_V0 = "in six trials what followed v0 brought nothing in four, 2.8 % and 6 % in two, for 50 to 180 s of the GPU"

@@ -81,7 +81,7 @@ def import_compiler() -> None:
 
 
 def start_compiler(device: str) -> None:
-    """Have torch compile a little, which its first call would start with."""
+    """Have torch compile a little: the first compilation starts what later ones use."""
     torch.compile(lambda x: x + 1)(torch.ones(4, device=device))
 
 

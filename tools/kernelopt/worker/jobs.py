@@ -54,7 +54,7 @@ WARM_UPS = {
     judging.check.__name__: judging.warm_up,
     exploring.contest_compiled.__name__: exploring.start_compiler,
 }
-# And before it starts CUDA, beside other processes that do.
+# What it imports before it starts CUDA, by the job.
 IMPORTS = {exploring.contest_compiled.__name__: exploring.import_compiler}
 
 __all__ = ["IMPORTS", "JOBS", "WARM_UPS", "Context"]
