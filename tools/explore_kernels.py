@@ -27,7 +27,6 @@ from kernelopt.gate import readiness, rounds
 from kernelopt.gate.readiness import RoundStart
 from kernelopt.hardware.targets import Target
 from kernelopt.session import explorations, platforms
-from kernelopt.session.explorations import Exploration
 from kernelopt.session.subject import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Status
@@ -107,7 +106,7 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
 
 def next_run(result: dict, path: Path, version: str, accepted: bool) -> str | None:
     """`explorations.next_run` of a result in a file at `path`."""
-    return explorations.next_run(Exploration.from_json({"exploration": path.stem, **result}), version, accepted)
+    return explorations.next_run(explorations.of_result(result, path.stem), version, accepted)
 
 
 def keep_named(workspace: Workspace, name: str, result: dict) -> None:

@@ -37,8 +37,8 @@ SECRETS = re.compile(
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
 CONTEXT_BYTES = 512 << 20  # of GPU memory that a waiting child holds
-LOOK_EVERY_S = 0.05  # whether the first child is ready, or all are to end
-FIRST_READY_S = 10.0  # for the first child to start; later, no others are forked ahead
+LOOK_EVERY_S = 0.05  # whether a process that is waited for has died, or the wait is to end
+FIRST_READY_S = 10.0  # for the first child to start; after that no others are forked ahead
 WAITING_SHARE = 0.05  # of the free GPU memory, for all waiting children
 
 
@@ -161,8 +161,8 @@ class Sandbox:
             self._forking = self._forker.submit(self._fork_ahead, self.server(), wanted)
 
     def _fork_ahead(self, server: Server, jobs: tuple[str, ...]) -> None:
-        """In a thread, for which all who look at the waiting children wait (`_forked`). What cannot be forked, for the
-        server has died or no file is left, runs in a fresh child, which reports why."""
+        """Runs in a thread; `_forked` waits for it. If a fork fails, as the server has died or no file handle is left,
+        the job later runs in a fresh child, which reports the cause."""
         ends = time.monotonic() + FIRST_READY_S
         with contextlib.suppress(OSError, RuntimeError):
             for number, job in enumerate(jobs):

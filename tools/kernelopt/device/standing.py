@@ -17,9 +17,7 @@ from pathlib import Path
 
 from .fork_server import Child, Server
 from .pipes import Report
-from .sandbox import Outcome, Sandbox, outcome
-
-LOOK_EVERY_S = 0.05  # interval of the check for a dead process during a wait
+from .sandbox import LOOK_EVERY_S, Outcome, Sandbox, outcome
 
 
 @dataclass(frozen=True)

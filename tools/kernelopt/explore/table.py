@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..device import spent
-from ..session.explorations import Exploration, little_came_of
+from ..session.explorations import little_came_of, of_result
 from ..statuses import Status
 from .run import MOST_SUSTAINED
 
@@ -37,7 +37,7 @@ def lines(result: dict, path: Path | None) -> list[str]:
     notes.append(spent.took(result["wall_s"], result["seconds"]))
     others = [name for name in result["workloads"] if name != result["workload"]]
     caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
-    if path and (little := little_came_of(Exploration.from_json({"exploration": path.stem, **result}))):
+    if path and (little := little_came_of(of_result(result, path.stem))):
         notes.append(little)
     return [*caption[: len(others)], *table, *notes, *by_text(errors), *([str(path)] if path else [])]
 

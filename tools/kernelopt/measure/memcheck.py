@@ -52,7 +52,7 @@ class Memcheck:
             self._run.end()
 
     def wait(self, others_s: float) -> None:
-        """Wait until the run has ended, or far longer than the kernel's other runs took, which are over."""
+        """Wait for the run to end. The kernel's other runs are over; they took `others_s`. Far later it is given up."""
         limit_s = max(LEAST_WAIT_S, WAIT_TIMES * others_s)
         if self._run and not (outcome := self._run.outcome(limit_s)):
             self.give_up(f"it had not ended {limit_s:.0f} s after the other runs")

@@ -133,6 +133,11 @@ class Exploration:
         return [row for row in self.rows if not row.is_opponent]
 
 
+def of_result(result: dict, name: str) -> Exploration:
+    """The exploration that explore_kernels.py prints as `result`, under its name, "e1"."""
+    return Exploration.from_json({"exploration": name, **result})
+
+
 def is_best(name: str | None) -> bool:
     """Is an opponent of this name the workspace's best version?"""
     return name is not None and name.startswith(f"{BEST} (")

@@ -35,9 +35,8 @@ def held(reference: problem.Reference, workload: str, seed: int, dtype: str | No
         return blank.on_meta(reference, workload, dtype, counted, sizes, seed)
     with contextlib.suppress(Exception):
         drawn = {blank.inputs_on_meta(reference, workload, dtype, counted, sizes, seed + more) for more in range(SEEDS)}
-        return (
-            drawn.pop() if len(drawn) == 1 else None
-        )  # large tensors are not drawn, so later draws are not the real ones
+        # Large tensors are not drawn, so later draws are not the real ones: sizes that depend on them differ.
+        return drawn.pop() if len(drawn) == 1 else None
     return None
 
 
