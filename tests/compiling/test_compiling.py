@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import forks_with_torch
 import pytest
 from conftest import FIXTURES, tool_json
 from kernelopt.compiling import compiled, compiler, findings, reading, table
@@ -576,6 +577,27 @@ def test_large_inputs_take_no_memory(tmp_path, rows, place):
     (x,) = case.inputs
     assert (where, x.device.type, x.shape[0], str(x.dtype)) == (place, place, rows, "torch.bfloat16")
     assert place == "meta" or not x.any()
+
+
+@pytest.mark.parametrize(
+    ("made", "imports"),
+    [
+        ("0.5 * torch.randn(1 << 20, 1024)", False),  # whose import takes 2 s of each process that compiles
+        ("torch._dynamo.reset() or torch.randn(1 << 20, 1024)", True),  # the stand-in for the module has no reset
+    ],
+)
+def test_large_inputs_are_made_on_meta_and_import_torch_dynamo_only_for_need(tmp_path, made, imports):
+    path = tmp_path / "reference.py"
+    path.write_text(REFERENCE.replace("[torch.randn", f"__import__('torch._dynamo') and [{made}] or [torch.randn"))
+    code = f"""
+import sys
+from kernelopt.worker import compiling
+case, where = compiling.case_without_values({str(path)!r}, "default", None)
+assert where == case.inputs[0].device.type == "meta", where
+assert ("torch._dynamo" in sys.modules) is {imports}
+"""
+    done = forks_with_torch.run(code)
+    assert done.returncode == 0, done.stdout
 
 
 def test_a_kernel_that_launches_nothing_is_not_called_compiled(folder, compile_here):
