@@ -17,6 +17,7 @@ from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import runs, timing, verify
 from kernelopt.session.subject import KernelUnderTest
+from kernelopt.worker import server
 
 needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel has no Landlock")
 
@@ -271,3 +272,34 @@ def memory_of(process: int):
             if rights.startswith("rw"):
                 memory.seek(start)
                 yield memory.read(end - start)
+
+
+def lone_process(sandboxed: Sandbox, file: str) -> str:
+    """The folder of the one process that a stand-in for a profiler has started, once it has made `file` there."""
+    ends = time.monotonic() + 30
+    while not (made := list(sandboxed.open.glob(f"estimate-*/{file}"))):
+        assert time.monotonic() < ends, f"no {file}"
+        time.sleep(0.01)
+    (path,) = made
+    return str(path.parent)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_process_under_a_profiler_starts_at_once_and_its_job_when_it_is_asked(begins, interpreter, problem):
+    beside = sandbox.Beside(interpreter, ["env"], "estimate", 60)  # env stands in for the profiler
+    try:
+        folder = Path(lone_process(interpreter, "report"))  # by then torch is imported
+        assert beside.outcome(0.2) is None and beside.is_running()
+        if begins:
+            beside.begin({"reference": str(problem["reference"]), "dtype": None, "workloads": None}, [])
+            assert beside.outcome(60).result["workloads"] and not folder.exists()
+    finally:
+        began = time.monotonic()
+        beside.end()
+    assert not beside.is_running() and not folder.exists() and time.monotonic() - began < 10
+
+
+def test_a_request_that_does_not_come_ends_the_process_that_waits_for_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(server, "LONGEST_WAIT_S", 0.05)
+    with pytest.raises(RuntimeError, match="no request came"):
+        server._awaited(tmp_path / "request.json")

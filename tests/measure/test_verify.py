@@ -674,18 +674,20 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
     (tmp_path / "input").write_bytes(b"x")
     commands = []
 
-    def run_under(command, *_, hidden, **__):
+    def run_when_asked(command, job, timeout_s, asked, **_):
         commands.append(command)
+        _, hidden = asked(None)
         assert hidden == [str(tmp_path / "input"), tmp_path / "reference.py"]  # as in the other runs
         return sandbox.Outcome(None, exit_code, None, timed_out, 1.0, log)
 
     card = Card("stand-in", "GPU-0", "580.1")
-    stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_under=run_under)
+    stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_when_asked=run_when_asked)
     case = cases.Case("default", 0, None, str(tmp_path / "input"), "fp32", [[4]], first=True)
     result = Verdict(Status.OK, "stand-in", "OK", process=ProcessEnd(0, None, 1.0, ""))
     for name in ("kernel.py", "reference.py"):
         (tmp_path / name).write_text("")
-    with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", tmp_path / "reference.py", [case], 60) as run:
+    with memcheck.Memcheck(stand_in, tmp_path / "kernel.py", tmp_path / "reference.py", 60) as run:
+        run.begin([case])
         run.wait(others_s=1)
     return run.judged(result).to_json(), commands
 
@@ -723,6 +725,9 @@ class NeverEnding:
     """Stands in for a run under compute-sanitizer in which the kernel hangs."""
 
     def __init__(self, *_, **__):
+        self.runs = False
+
+    def begin(self, *_) -> None:
         self.runs = True
 
     def is_running(self) -> bool:

@@ -5,6 +5,7 @@ import fcntl
 import functools
 import json
 import os
+import queue
 import re
 import secrets
 import shutil
@@ -235,26 +236,41 @@ class Sandbox:
         return Server(self._wrapper(), {**self._environment(), **environment}, self.scratch)
 
     def run_under(
+        self, prefix: list[str], job: str, arguments: dict, timeout_s: float, hidden: Iterable[Path | str] = ()
+    ) -> Outcome:
+        """Run a job in a process that the command `prefix`, a profiler, starts."""
+        return self.run_when_asked(prefix, job, timeout_s, lambda _: (arguments, hidden))
+
+    def run_when_asked(
         self,
         prefix: list[str],
         job: str,
-        arguments: dict,
         timeout_s: float,
-        started: Callable[[subprocess.Popen], None] = lambda _: None,
-        hidden: Iterable[Path | str] = (),
+        asked: Callable[[subprocess.Popen], tuple[dict, Iterable[Path | str]] | None],
+        ahead: bool = False,
         **environment: str,
     ) -> Outcome:
-        """Run a job in a process that the command `prefix`, a profiler, starts."""
+        """`run_under` of the arguments and hidden files that `asked` returns, which may wait for them: the process has
+        started by then. None ends it. ahead: it starts CUDA meanwhile. timeout_s: from when it is asked."""
         seal = secrets.token_hex(16)
-        with self.spent.noted(Path(prefix[0]).name), self.folder(job) as folder:
-            request = self.request(seal, folder, job, arguments, hidden)
-            paths = [Path(folder, name) for name in ("request.json", "report")]
-            paths[0].write_text(request, encoding="utf-8")
-            command = [*self._wrapper(), *prefix, *WORKER, "once", *map(str, paths)]
-            ended, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, started)
+        bounds = {"job": job, **self._bounds(), "writable": self._writable()}
+        with self.folder(job) as folder:
+            written, request, answer = (Path(folder, name) for name in ("written", "request.json", "report"))
+
+            def ask(process: subprocess.Popen) -> None:
+                if (wanted := asked(process)) is None:
+                    kill_group(process)
+                    return
+                written.write_text(self.request(seal, folder, job, *wanted), encoding="utf-8")
+                written.rename(request)
+
+            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer)]
+            command += [json.dumps(bounds)] if ahead else []
+            ended, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, ask)
             report = Report(seal)
-            with contextlib.suppress(OSError), open(paths[1], "rb") as file:
+            with contextlib.suppress(OSError), open(answer, "rb") as file:
                 report.take(file.read(REPORT_BYTES + 1))
+        self.spent.note(Path(prefix[0]).name, time.monotonic() - ended.wall_s)
         return self.usable(outcome(ended, report, log))
 
     def usable(self, outcome: Outcome) -> Outcome:
@@ -316,14 +332,23 @@ class Sandbox:
 
 
 class Beside:
-    """A call of Sandbox.run_under that goes on in a thread, so that other jobs can run meanwhile."""
+    """A job under a profiler, the command `prefix`, that goes on while other jobs run. Its process starts at once, and
+    the job at `begin`. timeout_s: from then on."""
 
-    def __init__(self, sandbox: Sandbox, prefix: list[str], job: str, arguments: dict, timeout_s: float, **environment):
-        self._processes: list[subprocess.Popen] = []
+    def __init__(self, sandbox: Sandbox, prefix: list[str], job: str, timeout_s: float, **environment: str):
+        self._process: subprocess.Popen | None = None
+        self._request = queue.SimpleQueue()  # or None, when it is not wanted
         self._thread = futures.ThreadPoolExecutor(1)
         self._outcome = self._thread.submit(
-            sandbox.run_under, prefix, job, arguments, timeout_s, self._processes.append, **environment
+            sandbox.run_when_asked, prefix, job, timeout_s, self._asked, ahead=True, **environment
         )
+
+    def _asked(self, process: subprocess.Popen) -> tuple[dict, Iterable[Path | str]] | None:
+        self._process = process
+        return self._request.get()
+
+    def begin(self, arguments: dict, hidden: Iterable[Path | str]) -> None:
+        self._request.put((arguments, hidden))
 
     def outcome(self, within_s: float) -> Outcome | None:
         """Its outcome, once it has ended; None where that takes longer."""
@@ -337,8 +362,9 @@ class Beside:
 
     def end(self) -> None:
         """End its process, if it still runs."""
-        for process in self._processes:
-            kill_group(process)
+        self._request.put(None)
+        if self._process:
+            kill_group(self._process)
         self._thread.shutdown()
 
 
@@ -364,14 +390,15 @@ def run_to_end(
     started: Callable[[subprocess.Popen], None] = lambda _: None,
 ) -> tuple[Exit, str]:
     """(how a command ended, the end of its log). All processes of its session are ended with it."""
-    start = time.monotonic()
     process = start_child(command, environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    started(process)
     log = Pump(process.stdout, Tail())
     try:
-        code, timed_out = process.wait(timeout_s), False
-    except subprocess.TimeoutExpired:
-        code, timed_out = None, True
+        started(process)
+        start = time.monotonic()
+        try:
+            code, timed_out = process.wait(timeout_s), False
+        except subprocess.TimeoutExpired:
+            code, timed_out = None, True
     finally:
         kill_group(process)
     log.finish()

@@ -17,24 +17,20 @@ ERRORS_FOUND = 86  # the exit code by which compute-sanitizer says that it repor
 
 
 class Memcheck:
-    """A run of the kernel under compute-sanitizer, which begins and ends with the block.
+    """A run of the kernel under compute-sanitizer. Its process starts and ends with the block, so that it is ready when
+    the inputs are.
 
     why_not: the reason why there is none.
     """
 
-    def __init__(self, sandbox: Sandbox, kernel: Path, reference: Path, cases: list[Case], timeout_s: float):
-        small = [case for case in cases if case.bytes() <= LARGEST_BYTES]
+    def __init__(self, sandbox: Sandbox, kernel: Path, reference: Path, timeout_s: float):
         program = programs.find("compute-sanitizer")
         obstacles = {
             "there is no GPU": sandbox.gpu is None,
             "it is neither on the PATH nor in the CUDA toolkit": program is None,
-            "all inputs are too large for it": not small,
         }
         self.why_not = next((reason for reason, holds in obstacles.items() if holds), None)
-        self._sandbox, self._timeout_s = sandbox, timeout_s
-        self._hidden = runs.hidden_files(kernel, reference, cases)
-        path = f"{sandbox.new_folder('outputs')}/output"
-        self._arguments = runs.run_arguments(kernel, small[:1], path, hang_s=timeout_s, guarded=False, trace=False)
+        self._sandbox, self._kernel, self._reference, self._timeout_s = sandbox, kernel, reference, timeout_s
         self._tool = [program, "--tool", "memcheck", "--show-backtrace", "no", "--print-limit", "1"]
         self._tool += ["--error-exitcode", str(ERRORS_FOUND)]
         self._run: Beside | None = None
@@ -43,19 +39,33 @@ class Memcheck:
     def __enter__(self) -> "Memcheck":
         if self.why_not is None:
             # Every tensor gets its own allocation: an access out of bounds would hit its neighbour in torch's pool.
-            options = {"hidden": self._hidden, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-            self._run = Beside(self._sandbox, self._tool, "run", self._arguments, self._timeout_s, **options)
+            environment = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+            self._run = Beside(self._sandbox, self._tool, "run", self._timeout_s, **environment)
         return self
 
     def __exit__(self, *exc) -> None:
         if self._run:
             self._run.end()
 
+    def begin(self, cases: list[Case]) -> None:
+        """Begin the run, on one of the cases."""
+        if self._run is None:
+            return
+        small = [case for case in cases if case.bytes() <= LARGEST_BYTES]
+        if not small:
+            self.give_up("all inputs are too large for it")
+            return
+        path = f"{self._sandbox.new_folder('outputs')}/output"
+        arguments = runs.run_arguments(
+            self._kernel, small[:1], path, hang_s=self._timeout_s, guarded=False, trace=False
+        )
+        self._run.begin(arguments, runs.hidden_files(self._kernel, self._reference, cases))
+
     def wait(self, others_s: float) -> None:
         """Wait for the run to end. The kernel's other runs are over; they took `others_s`. Far later it is given up."""
         limit_s = max(LEAST_WAIT_S, WAIT_TIMES * others_s)
         if self._run and not (outcome := self._run.outcome(limit_s)):
-            self.give_up(f"it had not ended {limit_s:.0f} s after the other runs")
+            self.give_up(f"given up: it had not ended {limit_s:.0f} s after the other runs")
         elif self._run:
             self._outcome = outcome
 
@@ -65,7 +75,7 @@ class Memcheck:
     def give_up(self, why: str) -> None:
         """End the run without a report."""
         self._run.end()
-        self._run, self.why_not = None, f"given up: {why}"
+        self._run, self.why_not = None, why
 
     def judged(self, result: Verdict) -> Verdict:
         """The verdict on a right kernel, with memcheck's report or the reason why there is none."""

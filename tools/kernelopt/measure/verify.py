@@ -77,7 +77,12 @@ def verify(
     workloads: None for all. seeds: how many, at least two; the last ones are secret. sanitize: compute-sanitizer
     watches a run, where it is installed. say: gets a line before each step that takes its time, and every 20 s.
     Stopped says how far it came. UsageError when a workload is unknown; whatever the candidate does is a status."""
-    with sandbox.folder("verify") as folder, Progress(sandbox, say) as progress:
+    memcheck = Memcheck(sandbox, target.kernel, target.reference, timeout_s) if sanitize else None
+    with (
+        sandbox.folder("verify") as folder,
+        Progress(sandbox, say) as progress,
+        memcheck or contextlib.nullcontext(),
+    ):
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
         sandbox.get_ready("prepare", "run", "check", *["run"] * (variants and runs.most_processes(sandbox) - 1))
@@ -90,7 +95,6 @@ def verify(
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
         if sandbox.gpu is None and (warning := slow_in_interpreter(usual)):
             say(warning)
-        memcheck = Memcheck(sandbox, target.kernel, target.reference, usual, timeout_s) if sanitize else None
         judged = judge(sandbox, target, usual, folder, timeout_s, progress, memcheck)
         declined = {result.variant for result in judged.results if result.status == Status.DECLINED}
         if rest := called_up(prepared, declined):
@@ -114,15 +118,16 @@ def judge(
 ) -> Judged:
     """Run the candidate on the cases and judge its outputs, which go to `folder`. The run under memcheck goes on
     beside; it is over as well before anything is judged, so that no process can change an output."""
-    with memcheck or contextlib.nullcontext():
-        began = time.monotonic()
-        progress.begin("run", len(cases))
-        outcome, ran = run_beside(memcheck, sandbox, target.kernel, target.reference, cases, folder, timeout_s)
-        if isinstance(ran, Fault):
-            return Judged(outcome, [], ran)
-        if memcheck:
-            progress.begin("memcheck", len(cases))
-            memcheck.wait(time.monotonic() - began)
+    began = time.monotonic()
+    progress.begin("run", len(cases))
+    if memcheck:
+        memcheck.begin(cases)
+    outcome, ran = run_beside(memcheck, sandbox, target.kernel, target.reference, cases, folder, timeout_s)
+    if isinstance(ran, Fault):
+        return Judged(outcome, [], ran)
+    if memcheck:
+        progress.begin("memcheck", len(cases))
+        memcheck.wait(time.monotonic() - began)
     left = [one for one in ran if not isinstance(one.report, Fault)]
     progress.begin("check", len(left))
     stored = [one.case.for_oracle(stored_calls(one), stored_draws(one)) for one in left]
@@ -143,7 +148,7 @@ def run_beside(memcheck: Memcheck | None, *arguments) -> tuple[Outcome, list[run
     is_late = isinstance(ran, Fault) and ran.status == Status.TIMEOUT
     if not (is_late and memcheck and memcheck.is_running()):
         return outcome, ran
-    memcheck.give_up("a run beside it timed out, and was made again without it")
+    memcheck.give_up("given up: a run beside it timed out, and was made again without it")
     return runs.run(*arguments)
 
 

@@ -1,5 +1,6 @@
-"""`python -m kernelopt.worker serve SOCKET_FD` or `… once REQUEST_FILE RESULT_FILE` (under a profiler)."""
+"""`python -m kernelopt.worker serve SOCKET_FD` or `… once REQUEST_FILE RESULT_FILE [AHEAD]` (under a profiler)."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -14,4 +15,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         server.serve(int(sys.argv[2]))
     else:
-        server.once(Path(sys.argv[2]), Path(sys.argv[3]))
+        request, result, *ahead = sys.argv[2:]
+        server.once(Path(request), Path(result), *map(json.loads, ahead))

@@ -35,6 +35,7 @@ FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large p
 HOST_MEMORY_SHARE = 0.6
 MORE_TASKS = 4096  # threads and processes that a job may add to those of the machine
 LOOK_EVERY_S = 0.01
+LONGEST_WAIT_S = 3600.0  # for a request: by then the inputs are made, or given up
 
 
 def serve(handle: int) -> None:
@@ -98,13 +99,28 @@ def _serve_apart(handle: int) -> None:
         os._exit(0)
 
 
-def once(request: Path, result: Path) -> None:
-    """Run one job in this process, for a profiler that must start it and see it end normally."""
-    text = request.read_text(encoding="utf-8")
-    request.unlink()  # it holds the seal of the report
+def once(request: Path, result: Path, ahead: dict | None = None) -> None:
+    """Run one job in this process, for a profiler that must start it and see it end normally. Its request may come
+    later. ahead: for `_get_ready`, before that."""
     _limit()
     with open(result, "wb", buffering=0) as channel:
-        _perform(json.loads(text), channel.fileno())
+        if ahead:
+            _get_ready(**ahead)
+        text = _awaited(request)
+        _perform(json.loads(text), channel.fileno(), is_confined=bool(ahead))
+
+
+def _awaited(request: Path) -> str:
+    """The text of a request, once it is there. RuntimeError where it does not come: whoever started this process may
+    have been killed."""
+    ends = time.monotonic() + LONGEST_WAIT_S
+    while not request.exists():
+        if time.monotonic() > ends:
+            raise RuntimeError(f"no request came in {LONGEST_WAIT_S:.0f} s")
+        time.sleep(LOOK_EVERY_S)
+    text = request.read_text(encoding="utf-8")
+    request.unlink()  # it holds the seal of the report
+    return text
 
 
 def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders: int | None = None) -> None:
@@ -119,7 +135,8 @@ def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders
         os.close(log)
         _limit()
         if ahead:
-            _get_ready(request, **ahead)
+            _get_ready(**ahead)
+            os.write(request, b".")
         with os.fdopen(request) as file:
             wanted = json.loads(file.read())
         os.chdir(wanted["folder"])
@@ -134,9 +151,9 @@ def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders
         os._exit(failed)  # after a CUDA error destructors may hang
 
 
-def _get_ready(line: int, job: str, device: str, confined: bool, writable: list[str]) -> None:
-    """Do what a job needs before its request comes, and say so on `line`. Landlock binds only threads that are made
-    later, so it precedes CUDA. Whatever fails ends the process: the job then runs in a fresh one, which reports why."""
+def _get_ready(job: str, device: str, confined: bool, writable: list[str]) -> None:
+    """Do what a job needs before its request comes. Landlock binds only threads that are made later, so it precedes
+    CUDA. Whatever fails ends the process: the job then runs in a fresh one, which reports why."""
     if confined:
         landlock.confine(writable)
     if job in jobs.IMPORTS:
@@ -145,7 +162,6 @@ def _get_ready(line: int, job: str, device: str, confined: bool, writable: list[
         _require_gpu()
     if job in jobs.WARM_UPS:
         jobs.WARM_UPS[job](device)
-    os.write(line, b".")
 
 
 def _limit() -> None:
