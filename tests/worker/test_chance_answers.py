@@ -1,0 +1,72 @@
+"""Trivial answers that pass by chance: the results of a task with few different ones are alike for some pairs of seeds."""
+
+import pytest
+import torch
+from kernelopt.case_types import StoredCase
+from kernelopt.measure import oracle
+from kernelopt.worker import exploring, problem, trivial_answers
+from kernelopt.worker.case_maker import CaseMaker
+
+ONE_OF_TWO = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, x): return (x.sum() > 0).float() + 2
+def get_inputs(): return [torch.randn(16)]
+"""
+TOLERANCES = oracle.tolerances(None)
+ANOTHER_CALL = "the result of another call"
+
+
+def maker_of(tmp_path, text: str) -> CaseMaker:
+    path = tmp_path / "reference.py"
+    path.write_text(text)
+    return CaseMaker(problem.Reference(path), None, "cpu")
+
+
+def results(maker: CaseMaker, seeds: range) -> list[float]:
+    model = maker.loaded.model_class()
+    return [model(*maker.case("default", seed).inputs).item() for seed in seeds]
+
+
+def alike(maker: CaseMaker) -> tuple[int, int]:
+    """(a seed whose result is that of the next one too, another such seed)"""
+    found = results(maker, range(60))
+    first, second, *_ = [seed for seed in range(0, 58, 2) if found[seed] == found[seed + 1]]
+    return first, second
+
+
+def judged(maker: CaseMaker, seeds: list[int], monkeypatch) -> list[str]:
+    """The trivial answers that the judge of an exploration finds."""
+    answers = []
+
+    class Context:
+        device = "cpu"
+
+        def answer(self, answer):
+            answers.append(answer)
+
+        def orders(self):
+            yield {"files": []}
+
+    monkeypatch.setattr(exploring, "load_reference", lambda *_: maker.loaded)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(exploring.judging.Check, "compared_with", lambda _, calls, known: known)
+    exploring.judge(Context(), "", None, "default", seeds, TOLERANCES)
+    return [one for expected in answers[-1]["checked"].values() for one in expected.trivial_answers]
+
+
+def test_two_draws_with_the_same_result_do_not_make_a_task_trivial(tmp_path, monkeypatch):
+    maker = maker_of(tmp_path, ONE_OF_TWO)
+    first, second = alike(maker)
+    case = StoredCase("default", first, first=True)
+    reference = trivial_answers.CaseReference(maker, case, TOLERANCES)
+    found = trivial_answers.found(reference, reference.expected(first))
+    assert ANOTHER_CALL in found
+    assert ANOTHER_CALL not in trivial_answers.everywhere(found, maker, case, TOLERANCES, [second])
+    assert judged(maker, [first, second], monkeypatch) == []
+
+
+@pytest.mark.parametrize("seeds", [[3, 8], [3, 8, 11]])
+def test_a_task_with_one_result_is_trivial_on_all_seeds(tmp_path, seeds, monkeypatch):
+    maker = maker_of(tmp_path, ONE_OF_TWO.replace("(x.sum() > 0).float()", "0 * x.sum()"))
+    assert ANOTHER_CALL in judged(maker, seeds, monkeypatch)
