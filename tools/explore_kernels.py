@@ -90,9 +90,9 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
             keep_named(workspace, args.keep, result)
         elif args.keep_leader or args.gate:
             verdict = kept_and_judged(workspace, path.stem, result, args.gate, sandbox)
-        after = verdict and next_run(result, path, args.gate, verdict.decision.accepted)
-    except Refused as refused:  # the leader is not faster for certain
-        after = args.gate and next_run(result, path, args.gate, accepted=False)
+        after = verdict and next_run(result, path, args.gate, verdict)
+    except store.NotFaster as refused:
+        after = args.gate and next_run(result, path, args.gate, None)
         raise Refused(f"{refused}; {after}" if after else str(refused)) from None
     finally:
         if waits:
@@ -104,9 +104,12 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     return 0 if verdict.decision.accepted else 1
 
 
-def next_run(result: dict, path: Path, version: str, accepted: bool) -> str | None:
-    """`explorations.next_run` of a result in a file at `path`."""
-    return explorations.next_run(explorations.of_result(result, path.stem), version, accepted)
+def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult | None) -> str | None:
+    """`explorations.next_run` of a result in a file at `path`. verdict: None where nothing was judged."""
+    compared = ((verdict and verdict.measurement.comparisons) or {}).get(result["workload"])
+    gained = compared.speedup if compared else None
+    accepted = bool(verdict and verdict.decision.accepted)
+    return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained)
 
 
 def keep_named(workspace: Workspace, name: str, result: dict) -> None:

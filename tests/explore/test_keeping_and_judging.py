@@ -17,6 +17,7 @@ from conftest import PLAN, call_tool, recorded, with_changes
 from kernelopt import cli
 from kernelopt.device import sandbox
 from kernelopt.device.stop_signal import Stop
+from kernelopt.errors import Refused
 from kernelopt.explore import entrants, run
 from kernelopt.gate import rounds
 from kernelopt.session import explorations
@@ -149,7 +150,19 @@ def test_nothing_is_judged_where_no_leader_is_kept(
     result = json.loads(done.stdout)
     little = stopped_after_s is None
     assert result["gate"] is None and (result["next"] is not None) == little
-    assert done.stderr.endswith(f"e1 brought nothing over best (v0): {explorations.FINISH}\n") == little
+    assert done.stderr.endswith(f"e1 brought nothing certain over best (v0): {explorations.FINISH}\n") == little
+
+
+def test_a_gate_that_is_refused_for_another_reason_gives_no_advice(ready, tmp_path, explored_on_a_gpu, monkeypatch):
+    explored_on_a_gpu([8.9] * 9)
+    ready.plan("v1").write_text(PLAN)
+
+    def measure_in(*_):
+        raise Refused("the reference failed")
+
+    monkeypatch.setattr(rounds, "measure_in", measure_in)
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "explore_kernels.py: the reference failed")
 
 
 def test_what_the_gate_would_refuse_is_said_before_the_exploration(ready, tmp_path, monkeypatch):
@@ -199,15 +212,18 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
 
 
 @pytest.mark.parametrize(
-    ("version", "us", "said"),
+    ("version", "us", "gained", "accepted", "said"),
     [
-        ("v0", None, f"where GPU time counts, report now: {explorations.AFTER_V0}"),
-        ("v1", 99.0, "e1 brought 1.0 % over best (v0), less than 2 %: " + explorations.FINISH),
-        ("v1", 96.0, "e1 brought 4.2 % over best (v0): where GPU time counts, report now"),
-        ("v1", 95.0, None),
+        ("v0", None, None, True, f"where GPU time counts, report now: {explorations.AFTER_V0}"),
+        ("v0", None, None, False, None),
+        ("v1", 99.0, None, True, f"v1 brought 1.0 % over best (v0): {explorations.FINISH}"),
+        ("v1", 96.0, None, True, "v1 brought 4.2 % over best (v0): where GPU time counts, report now"),
+        ("v1", 96.0, 1.006, True, f"v1 brought 0.6 % over best (v0): {explorations.FINISH}"),
+        ("v1", 96.0, None, False, "e1 brought nothing certain over best (v0): where GPU time counts, report now"),
+        ("v1", 95.0, None, True, None),
     ],
 )
-def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version, us, said):
+def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version, us, gained, accepted, said):
     against = "best (v0)" if us else "eager"
     rows = [SimpleNamespace(is_opponent=False, is_right=True, speedup=100.0 / (us or 50.0))]
     one = explorations.Exploration(
@@ -220,10 +236,7 @@ def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version
         was_stopped=False,
         rows=rows,
     )
-    assert explorations.next_run(one, version, accepted=True) == said
-    assert explorations.next_run(one, version, accepted=False) == (
-        said.replace("brought 4.2", "showed 4.2") if us and said else None
-    )
+    assert explorations.next_run(one, version, accepted, gained) == said
 
 
 @pytest.mark.parametrize(

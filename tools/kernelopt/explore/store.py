@@ -169,16 +169,20 @@ def find(workspace: Workspace, name: str) -> StoredRow:
     )
 
 
+class NotFaster(Refused):
+    """No candidate is faster than the best version for certain."""
+
+
 def leaders(result: dict) -> list[str]:
-    """The names of the candidates of an exploration that were timed, the fastest first. Refused when there is none, or
-    when the fastest is not faster than the workspace's best version for certain: the gate would refuse it."""
+    """The names of the candidates of an exploration that were timed, the fastest first. Refused when there is none;
+    NotFaster when the fastest is not faster than the workspace's best version for certain: the gate would refuse it."""
     timed = [row for row in result["rows"] if row["status"] == Status.OK and row["latency_us"] and not row["opponent"]]
     if not timed:
         raise Refused("kernel.py was not written: no candidate is right and timed")
     first, ratio = timed[0]["name"], timed[0]["against_best"]
     if is_best(result["against"]) and not (ratio and ratio["ci95"][0] > 1):
         found = f"{ratio['point']:.3f}x" if ratio else "not known to be faster"
-        raise Refused(f"kernel.py was not written: the leader, {first}, is {found} against {result['against']}")
+        raise NotFaster(f"kernel.py was not written: the leader, {first}, is {found} against {result['against']}")
     return [row["name"] for row in timed]
 
 

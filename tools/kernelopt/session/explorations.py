@@ -22,7 +22,7 @@ WORTH_A_RUN = 1.05  # over the best version: where an exploration brought more, 
 # The figures here and in AFTER_V0 are those of the trials in evals/README.md.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
-AFTER_V0 = "in six trials what followed v0 brought nothing in four, 2.8 % and 6 % in two, for 50 to 180 s of the GPU"
+AFTER_V0 = "in eight trials what followed v0 brought under 1 % in five, 2.8 to 6 % in three, for 50 to 180 s of the GPU"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,18 +154,18 @@ def little_came_of(exploration: Exploration) -> str | None:
     return f"{exploration.name} brought {brought} over {exploration.against}{less}: {FINISH}"
 
 
-def next_run(exploration: Exploration, version: str, accepted: bool) -> str | None:
-    """What to do after an exploration whose leader was judged as this version; None where another one may be worth its
-    GPU time."""
+def next_run(exploration: Exploration, version: str, accepted: bool, gained: float | None = None) -> str | None:
+    """What to do after an exploration whose leader was to become this version; None where another one may be worth its
+    GPU time. gained: the version's speed-up over the best by the gate, where it told one."""
     if version == "v0":
         return f"{COUNTS}, report now: {AFTER_V0}" if accepted else None
-    if little := little_came_of(exploration):
-        return little
-    speedup = exploration.speedup_over_best
+    speedup = (accepted and gained) or exploration.speedup_over_best
     if speedup is None or speedup >= WORTH_A_RUN or exploration.was_stopped:
         return None
-    brought = "brought" if accepted else "showed"
-    return f"{exploration.name} {brought} {100 * (speedup - 1):.1f} % over {exploration.against}: {COUNTS}, report now"
+    brought = (
+        f"{version} brought {100 * (speedup - 1):.1f} %" if accepted else f"{exploration.name} brought nothing certain"
+    )
+    return f"{brought} over {exploration.against}: {FINISH if speedup < LITTLE else f'{COUNTS}, report now'}"
 
 
 def folder_of(workspace: Workspace) -> Path:
