@@ -308,6 +308,8 @@ TRIALS = {
     "experts_output": {"tokens": 9, "experts": 4, "width": 8},
     "gelu_gradient": {"tokens": 6},
     "maxsim": {"queries": 3, "query_tokens": 2, "documents": 4, "tokens": 8},
+    "siglip_loss": {"pairs": 5, "width": 6},
+    "down_norm": {"tokens": 5, "inner": 8192, "width": 2048},
 }
 
 
@@ -319,8 +321,8 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 
 
 PAIRED = [
-    *("experts_output", "experts_weight_gradient", "gelu_gradient", "mla_prefill", "newton_schulz"),
-    *("norm_projection", "window_attention"),
+    *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
+    *("norm_projection", "siglip_loss", "window_attention"),
 ]
 
 
@@ -433,6 +435,15 @@ def test_the_latest_problems_compute_what_they_say():
     wanted = torch.autograd.grad(y, (x, bias), dy)
     assert torch.allclose(dx.sum(0, keepdim=True), wanted[0], rtol=1e-4, atol=1e-3)
     assert torch.allclose(db.double(), wanted[1], rtol=1e-4, atol=1e-3)
+    loss, (_, images, texts, log_scale, bias) = built("siglip_loss", {TRIALS["siglip_loss"]!r})
+    logits = log_scale.exp() * torch.einsum("id,jd->ij", images, texts) + bias
+    own = -torch.nn.functional.logsigmoid(logits.diagonal()).sum()
+    others = torch.nn.functional.softplus(logits).sum() - torch.nn.functional.softplus(logits.diagonal()).sum()
+    assert torch.allclose(loss.double(), (own + others) / len(images), rtol=1e-5)
+    (norm, stream), (model, hidden, residual) = built("down_norm", {TRIALS["down_norm"]!r})
+    summed = torch.einsum("ti,wi->tw", hidden, model.weight) + residual
+    assert torch.allclose(stream, summed, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(norm, torch.nn.functional.rms_norm(summed, (2048,), model.gain, 1e-6), rtol=1e-4, atol=1e-3)
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)

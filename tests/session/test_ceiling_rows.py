@@ -137,11 +137,13 @@ def test_rows_join_a_calibration_and_replace_their_former_selves_alone(tmp_path)
 
 def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_here, stood_in):
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
-    assert "a library's rate, not on a floor" in done.stderr and "measure_ceiling.py" in done.stderr
-    assert "a library's rate and no floor" in done.stdout and "(a library's rate, not a floor)" in done.stdout
+    assert "library" not in done.stderr and "a library's rate and no floor" in done.stdout
+    (target,) = product.task().targets
+    assert target.basis.startswith(
+        "measured_bf16_tensor_ceiling_sustained: 839 TFLOPS <- <gpu-wiki>/docs/hardware/h200.md"
+    )
+    assert target.target == pytest.approx(0.9 * 839) and stop_conditions.reach(target) == ""
     assert platforms.floor_share_pct(product, product.task(), 160.0) is None
-    (goal,) = tool_json("check_goal.py", product.root, code=1, run=run_here)["targets"]
-    assert goal["library_rate"] and not goal["documented"]
     result = tool_json("measure_ceiling.py", "--workspace", product.root, "--set-target", run=run_here)
     assert result["bandwidth"] is None and result["with_other_arithmetic"] is None
     tensor, library = result["tensor"], result["library_rate"]
@@ -157,6 +159,17 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
     assert "library" not in done.stderr + done.stdout and "floor 160.0" in done.stdout
     assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
+
+
+def test_a_target_by_a_librarys_rate_says_so(product, run_here):
+    """The wiki has no rate that this card sustains in fp16."""
+    task = product.task()
+    product.update_readme(replace(task, work={"default": replace(task.work_of(), dtype="fp16")}), {})
+    done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
+    assert "a library's rate, not on a floor" in done.stderr and "measure_ceiling.py" in done.stderr
+    assert "a library's rate and no floor" in done.stdout and "(a library's rate, not a floor)" in done.stdout
+    (goal,) = tool_json("check_goal.py", product.root, code=1, run=run_here)["targets"]
+    assert goal["library_rate"] and not goal["documented"]
 
 
 def test_a_ceiling_that_sets_no_target_renews_the_roofline_too(product, run_here, stood_in):

@@ -101,7 +101,7 @@ def floor(profile: Profile) -> Floor | None:
         return None
     used = roofline.utilization(time_us, work["flops"], work["bytes_min"], roof)
     clock = "by the recorded latency" if profile.recorded_us else "by the profile's duration"
-    sustained = roof.sustained_compute if used.bound == "compute" else None
+    sustained = roof.sustained_compute if used.bound == "compute" and not used.library_rate else None
     beside = f" ({100 * used.tflops / sustained.value:.1f} % of the rate that the card sustains)" if sustained else ""
     return Floor(
         share_pct=used.floor_share_pct,

@@ -54,8 +54,8 @@ TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, 
 @dataclass(frozen=True)
 class Roof:
     """The limits of a product for a problem. bandwidth, compute: attainable, measured if possible. sustained_compute:
-    the same in calls in a row, where that was measured. peak_…: documented. limit_…: the largest documented value.
-    clocks: the clocks of the documented peaks."""
+    the same in calls in a row, or that of the bare tensor operations, where one was measured. peak_…: documented.
+    limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
@@ -86,11 +86,13 @@ def roof(page: wiki.Page, dtype: str, also: Sequence[str] = (), other_arithmetic
         compute = (PROBLEM_CEILING.format(dtype), *compute)
     documented = [name for name in compute if name.startswith("peak")]
     attainable = _first(page, compute)
+    # The wiki has rates that cards of this kind sustain, and no ceiling of theirs: that depends on problem and card.
+    sustained = [attainable.metric, CEILING.format(dtype)] if attainable else []
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
     return Roof(
         bandwidth=_first(page, BANDWIDTH_ROWS),
         compute=attainable,
-        sustained_compute=_first(page, [attainable.metric + SUSTAINED] if attainable else []),
+        sustained_compute=_first(page, [one + SUSTAINED for one in sustained]),
         peak_bandwidth=_first(page, ["memory_bandwidth"]),
         peak_compute=_first(page, documented),
         limit_bandwidth=_largest(page, LIMIT_BANDWIDTH_ROWS),
