@@ -105,7 +105,7 @@ def once(request: Path, result: Path, ahead: dict | None = None) -> None:
     _limit()
     with open(result, "wb", buffering=0) as channel:
         if ahead:
-            _get_ready(**ahead)
+            _get_ready(None, **ahead)
         text = _awaited(request)
         _perform(json.loads(text), channel.fileno(), is_confined=bool(ahead))
 
@@ -135,8 +135,7 @@ def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders
         os.close(log)
         _limit()
         if ahead:
-            _get_ready(**ahead)
-            os.write(request, b".")
+            _get_ready(request, **ahead)
         with os.fdopen(request) as file:
             wanted = json.loads(file.read())
         os.chdir(wanted["folder"])
@@ -151,9 +150,10 @@ def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders
         os._exit(failed)  # after a CUDA error destructors may hang
 
 
-def _get_ready(job: str, device: str, confined: bool, writable: list[str]) -> None:
-    """Do what a job needs before its request comes. Landlock binds only threads that are made later, so it precedes
-    CUDA. Whatever fails ends the process: the job then runs in a fresh one, which reports why."""
+def _get_ready(line: int | None, job: str, device: str, confined: bool, writable: list[str]) -> None:
+    """Do what a job needs before its request comes, and say so on `line`, if there is one. Landlock binds only threads
+    that are made later, so it precedes CUDA. Whatever fails ends the process: the job then runs in a fresh one, which
+    reports why."""
     if confined:
         landlock.confine(writable)
     if job in jobs.IMPORTS:
@@ -162,6 +162,8 @@ def _get_ready(job: str, device: str, confined: bool, writable: list[str]) -> No
         _require_gpu()
     if job in jobs.WARM_UPS:
         jobs.WARM_UPS[job](device)
+    if line is not None:
+        os.write(line, b".")
 
 
 def _limit() -> None:
