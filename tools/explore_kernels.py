@@ -81,7 +81,7 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     shown = {"file": path and str(path), **result}
     waits = args.gate and args.json  # one object holds both
     if not waits:
-        cli.emit(shown, args.json, table.lines(result, path))
+        cli.emit(shown, args.json, table.lines(result, path, advises=not args.gate))
         with contextlib.suppress(BrokenPipeError):
             cli.flush()  # a gate that is killed takes no table with it
     verdict = after = None
@@ -105,10 +105,14 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
 
 
 def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult | None) -> str | None:
-    """`explorations.next_run` of a result in a file at `path`. verdict: None where nothing was judged."""
-    compared = ((verdict and verdict.measurement.comparisons) or {}).get(result["workload"])
-    gained = compared.speedup if compared else None
-    accepted = bool(verdict and verdict.decision.accepted)
+    """`explorations.next_run` of a result in a file at `path`. verdict: None where no candidate was faster for certain.
+    One that is wrong is to be mended, whatever it brought."""
+    accepted, compared = False, None
+    if verdict:
+        accepted, compared = verdict.decision.accepted, verdict.measurement.comparisons
+        if not accepted and (verdict.measurement.verdict.status != Status.OK or not compared):
+            return None
+    gained = compared["default"].speedup if compared else None
     return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained)
 
 

@@ -2,8 +2,11 @@
 same, and nothing stands in for the start of CUDA but what a test says."""
 
 import errno
+import json
 import os
 import signal
+import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -300,6 +303,37 @@ def test_a_process_under_a_profiler_starts_at_once_and_its_job_when_it_is_asked(
 
 
 def test_a_request_that_does_not_come_ends_the_process_that_waits_for_it(monkeypatch, tmp_path):
+    ended = subprocess.Popen(["true"])
+    timer = threading.Timer(0.1, ended.wait)  # until then it is there, if only as a zombie
+    timer.start()
+    with pytest.raises(RuntimeError, match="will not come"):
+        server._awaited(tmp_path / "request.json", ended.pid)
+    timer.join()
     monkeypatch.setattr(server, "LONGEST_WAIT_S", 0.05)
-    with pytest.raises(RuntimeError, match="no request came"):
-        server._awaited(tmp_path / "request.json")
+    with pytest.raises(RuntimeError, match="will not come"):
+        server._awaited(tmp_path / "request.json", os.getpid())
+
+
+def test_what_fails_before_the_request_fails_in_the_job_again_and_is_reported(monkeypatch, tmp_path):
+    """Under compute-sanitizer a process that only fails shows 0 errors."""
+    done = []
+
+    def fails():
+        done.append("CUDA")
+        raise server.NoGpuError("no memory is left")
+
+    monkeypatch.setattr(server, "_require_gpu", fails)
+    monkeypatch.setattr(server, "_limit", lambda: None)
+    request, report = tmp_path / "request.json", tmp_path / "report"
+    bounds = {"device": "cuda", "confined": False}
+    wanted = {"seal": "s", "folder": str(tmp_path), "job": "probe", **bounds, "rules": {}, "arguments": {}}
+    request.write_text(json.dumps(wanted))
+    server.once(request, report, os.getpid(), {"job": "probe", **bounds, "writable": []})
+    assert done == ["CUDA", "CUDA"] and "no memory is left" in report.read_text() and not request.exists()
+
+
+def test_a_sandbox_ends_what_still_waits_under_a_profiler():
+    with Sandbox("cpu-interpreter") as own:
+        beside = sandbox.Beside(own, ["env"], "estimate", 60)
+        lone_process(own, "report")
+    assert not beside.is_running() and own.beside == []

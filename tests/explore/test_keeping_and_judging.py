@@ -153,6 +153,20 @@ def test_nothing_is_judged_where_no_leader_is_kept(
     assert done.stderr.endswith(f"e1 brought nothing certain over best (v0): {explorations.FINISH}\n") == little
 
 
+def test_a_leader_that_is_wrong_gets_no_advice_to_report(ready, tmp_path, explored_on_a_gpu, monkeypatch):
+    explored_on_a_gpu([8.9] * 9)
+    ready.plan("v1").write_text(PLAN)
+
+    def measure_in(_, start, *__):
+        found = recorded("v1", digest(start.workspace.kernel))
+        return replace(found, verdict=replace(found.verdict, status=Status.WRONG_VALUES, summary="WRONG_VALUES"))
+
+    monkeypatch.setattr(rounds, "measure_in", measure_in)
+    done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
+    assert done.returncode == 1 and "v1 REJECTED" in done.stdout
+    assert "brought" not in done.stdout + done.stderr and "report now" not in done.stdout + done.stderr
+
+
 def test_a_gate_that_is_refused_for_another_reason_gives_no_advice(ready, tmp_path, explored_on_a_gpu, monkeypatch):
     explored_on_a_gpu([8.9] * 9)
     ready.plan("v1").write_text(PLAN)

@@ -668,7 +668,9 @@ def test_each_call_starts_from_the_state_of_the_case_and_leaves_it_as_the_refere
     assert found["status"] == status, found["summary"]
 
 
-def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = False) -> tuple[dict, list]:
+def sanitizer_run(
+    tmp_path, log: str, exit_code: int = 0, timed_out: bool = False, report: dict | None = None
+) -> tuple[dict, list]:
     """(the verdict on a right kernel after memcheck, the command) with a stand-in for the sandbox, in which
     compute-sanitizer ends like that."""
     (tmp_path / "input").write_bytes(b"x")
@@ -678,10 +680,10 @@ def sanitizer_run(tmp_path, log: str, exit_code: int = 0, timed_out: bool = Fals
         commands.append(command)
         _, hidden = asked(None)
         assert hidden == [str(tmp_path / "input"), tmp_path / "reference.py"]  # as in the other runs
-        return sandbox.Outcome(None, exit_code, None, timed_out, 1.0, log)
+        return sandbox.Outcome(report, exit_code, None, timed_out, 1.0, log)
 
     card = Card("stand-in", "GPU-0", "580.1")
-    stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_when_asked=run_when_asked)
+    stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_when_asked=run_when_asked, beside=[])
     case = cases.Case("default", 0, None, str(tmp_path / "input"), "fp32", [[4]], first=True)
     result = Verdict(Status.OK, "stand-in", "OK", process=ProcessEnd(0, None, 1.0, ""))
     for name in ("kernel.py", "reference.py"):
@@ -699,9 +701,13 @@ def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(t
     program.chmod(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    clean, commands = sanitizer_run(tmp_path, "========= ERROR SUMMARY: 0 errors\n")
+    none_found = "========= ERROR SUMMARY: 0 errors\n"
+    clean, commands = sanitizer_run(tmp_path, none_found, report={"cases": []})
     assert commands[0][0] == str(program) and commands[0][1:3] == ["--tool", "memcheck"]
     assert clean["sanitizer"] == {"ran": True, "tool": "memcheck", "errors": 0} and clean["summary"] == "OK"
+    for report in (None, {"error": {"status": "OOM", "message": "no memory"}}):
+        blind, _ = sanitizer_run(tmp_path, f"OutOfMemoryError: no memory\n{none_found}", 1, report=report)
+        assert blind["sanitizer"] == {"ran": False, "why": "OutOfMemoryError: no memory"} and blind["status"] == "OK"
     log = "========= Invalid __global__ read of size 4 bytes\n========= ERROR SUMMARY: 1 error\n"
     found, _ = sanitizer_run(tmp_path, log, memcheck.ERRORS_FOUND)
     assert found["status"] == "OUT_OF_BOUNDS" and "Invalid __global__ read" in found["summary"]

@@ -12,7 +12,7 @@ from kernelopt.hardware import roofline, wiki, wiki_checks
 from kernelopt.hardware.card import Card
 from kernelopt.hardware.work import OtherArithmetic, Work
 from kernelopt.measure import card_rates, tensor_rates
-from kernelopt.session import ceiling_rows, platforms, stop_conditions
+from kernelopt.session import ceiling_rows, platforms, stop_conditions, target_setting
 from kernelopt.session.benchmark_reports import Ceiling, Rate, RestedAndSustained, ShapeRate
 from kernelopt.session.ceiling_report import TensorCeiling
 from test_calibration import STATE, measured, rate, written
@@ -142,7 +142,9 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     assert target.basis.startswith(
         "measured_bf16_tensor_ceiling_sustained: 839 TFLOPS <- <gpu-wiki>/docs/hardware/h200.md"
     )
-    assert target.target == pytest.approx(0.9 * 839) and stop_conditions.reach(target) == ""
+    assert target.target == pytest.approx(0.9 * 839)
+    assert stop_conditions.stop_line(target).endswith(" (of other cards of that name)")
+    assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
     assert platforms.floor_share_pct(product, product.task(), 160.0) is None
     result = tool_json("measure_ceiling.py", "--workspace", product.root, "--set-target", run=run_here)
     assert result["bandwidth"] is None and result["with_other_arithmetic"] is None
@@ -159,6 +161,31 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
     assert "library" not in done.stderr + done.stdout and "floor 160.0" in done.stdout
     assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "intensity", "metric"),
+    [("int8", 330, "bandwidth_gbps"), ("int8", 600, "tflops"), ("bf16", 240, "bandwidth_gbps")],
+)
+def test_no_target_asks_for_more_than_memory_brings(dtype, intensity, metric):
+    """At the rate of a library such a problem is compute-bound, at that of the bare operations memory bounds it."""
+    least = 100 << 20
+    work = Work(flops=intensity * least, bytes_in=least, bytes_out=0, bytes_min=least, dtype=dtype, source="given")
+    target = target_setting.of_roof("default", work, roofline.roof(wiki.product("H100 SXM"), dtype))
+    assert target.metric == metric
+
+
+def test_what_such_cards_sustain_is_no_target_of_a_problem_with_other_arithmetic():
+    page = wiki.product("H200")
+    assert roofline.roof(page, "fp8").sustained_compute.metric == "measured_fp8_tensor_ceiling_sustained"
+    assert roofline.roof(page, "fp8", other_arithmetic=True).sustained_compute is None
+
+
+def test_what_a_library_sustains_on_this_card_is_a_librarys_rate_and_borrows_nothing_from_other_cards(tmp_path):
+    assert roofline.is_library_rate("measured_bf16_matmul_sustained")
+    page = wiki.product("H200")
+    own = platforms.calibrated(page, platforms.read(written(tmp_path, measured("NVIDIA H200"), page, page.limits)))
+    assert roofline.roof(own, "bf16").sustained_compute.metric == "measured_bf16_matmul_sustained"
 
 
 def test_a_target_by_a_librarys_rate_says_so(product, run_here):

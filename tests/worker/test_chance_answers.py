@@ -1,10 +1,8 @@
 """Trivial answers that pass by chance: the results of a task with few different ones are alike for some pairs of seeds."""
 
-import pytest
 import torch
-from kernelopt.case_types import StoredCase
 from kernelopt.measure import oracle
-from kernelopt.worker import exploring, problem, trivial_answers
+from kernelopt.worker import exploring, problem
 from kernelopt.worker.case_maker import CaseMaker
 
 ONE_OF_TWO = """
@@ -28,11 +26,11 @@ def results(maker: CaseMaker, seeds: range) -> list[float]:
     return [model(*maker.case("default", seed).inputs).item() for seed in seeds]
 
 
-def alike(maker: CaseMaker) -> tuple[int, int]:
-    """(a seed whose result is that of the next one too, another such seed)"""
+def alike_and_not(maker: CaseMaker) -> tuple[int, int]:
+    """(a seed whose result is that of the next one too, a seed whose result is not)"""
     found = results(maker, range(60))
-    first, second, *_ = [seed for seed in range(0, 58, 2) if found[seed] == found[seed + 1]]
-    return first, second
+    same = {found[seed] == found[seed + 1]: seed for seed in range(59)}
+    return same[True], same[False]
 
 
 def judged(maker: CaseMaker, seeds: list[int], monkeypatch) -> list[str]:
@@ -56,17 +54,13 @@ def judged(maker: CaseMaker, seeds: list[int], monkeypatch) -> list[str]:
 
 
 def test_two_draws_with_the_same_result_do_not_make_a_task_trivial(tmp_path, monkeypatch):
+    """An exploration of a mean loss was refused so, in one of ten. Each seed that is judged must take the answer."""
     maker = maker_of(tmp_path, ONE_OF_TWO)
-    first, second = alike(maker)
-    case = StoredCase("default", first, first=True)
-    reference = trivial_answers.CaseReference(maker, case, TOLERANCES)
-    found = trivial_answers.found(reference, reference.expected(first))
-    assert ANOTHER_CALL in found
-    assert ANOTHER_CALL not in trivial_answers.everywhere(found, maker, case, TOLERANCES, [second])
-    assert judged(maker, [first, second], monkeypatch) == []
+    alike, other = alike_and_not(maker)
+    assert judged(maker, [alike, other], monkeypatch) == [] == judged(maker, [other, alike], monkeypatch)
+    assert judged(maker, [alike, alike], monkeypatch) == [ANOTHER_CALL]
 
 
-@pytest.mark.parametrize("seeds", [[3, 8], [3, 8, 11]])
-def test_a_task_with_one_result_is_trivial_on_all_seeds(tmp_path, seeds, monkeypatch):
+def test_a_task_with_one_result_is_trivial_on_all_seeds(tmp_path, monkeypatch):
     maker = maker_of(tmp_path, ONE_OF_TWO.replace("(x.sum() > 0).float()", "0 * x.sum()"))
-    assert ANOTHER_CALL in judged(maker, seeds, monkeypatch)
+    assert ANOTHER_CALL in judged(maker, [3, 8], monkeypatch)

@@ -88,6 +88,7 @@ class Sandbox:
         self._turn = threading.Lock()  # of `waiting_child`, which several threads call
         self._forker, self._ending = futures.ThreadPoolExecutor(1), threading.Event()
         self._forking: futures.Future | None = None
+        self.beside: list[Beside] = []  # that still run
         self.spent = Spent()
         self.reports: dict[str, list[Report]] = {}
 
@@ -118,7 +119,9 @@ class Sandbox:
         return self
 
     def __exit__(self, *exc) -> None:
-        self.end_waiting()  # while the GPU is locked: they use it
+        for one in list(self.beside):  # while the GPU is locked: they use it
+            one.end()
+        self.end_waiting()
         self._lock.__exit__(*exc)
         self.remove()
 
@@ -261,10 +264,11 @@ class Sandbox:
                 if (wanted := asked(process)) is None:
                     kill_group(process)
                     return
-                written.write_text(self.request(seal, folder, job, *wanted), encoding="utf-8")
+                with open(written, "x", encoding="utf-8") as file:  # children may write in the folder
+                    file.write(self.request(seal, folder, job, *wanted))
                 written.rename(request)
 
-            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer)]
+            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer), str(os.getpid())]
             command += [json.dumps(bounds)] if ahead else []
             ended, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, ask)
             report = Report(seal)
@@ -336,9 +340,11 @@ class Beside:
     the job at `begin`. timeout_s: from then on."""
 
     def __init__(self, sandbox: Sandbox, prefix: list[str], job: str, timeout_s: float, **environment: str):
+        self._sandbox = sandbox
         self._process: subprocess.Popen | None = None
         self._request = queue.SimpleQueue()  # or None, when it is not wanted
         self._thread = futures.ThreadPoolExecutor(1)
+        sandbox.beside.append(self)  # which ends it, should nobody else
         self._outcome = self._thread.submit(
             sandbox.run_when_asked, prefix, job, timeout_s, self._asked, ahead=True, **environment
         )
@@ -363,9 +369,11 @@ class Beside:
     def end(self) -> None:
         """End its process, if it still runs."""
         self._request.put(None)
-        if self._process:
+        if self._process and self._process.poll() is None:  # another may have its number by now
             kill_group(self._process)
         self._thread.shutdown()
+        if self in self._sandbox.beside:
+            self._sandbox.beside.remove(self)
 
 
 def outcome(ended: Exit, report: Report, log: str) -> Outcome:

@@ -15,9 +15,10 @@ HEADER = (
 )
 
 
-def lines(result: dict, path: Path | None) -> list[str]:
+def lines(result: dict, path: Path | None, advises: bool = True) -> list[str]:
     """One line per row, best first; under it the whole error of each candidate that failed. Above it, where the task
-    has more workloads, which one it is of: at another size the kernel, its registers and its time may be others."""
+    has more workloads, which one it is of: at another size the kernel, its registers and its time may be others.
+    advises: say where little came of it; a gate that follows knows better."""
     cells = [HEADER, *(cells_of(row) for row in result["rows"])]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -37,7 +38,7 @@ def lines(result: dict, path: Path | None) -> list[str]:
     notes.append(spent.took(result["wall_s"], result["seconds"]))
     others = [name for name in result["workloads"] if name != result["workload"]]
     caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
-    if path and (little := little_came_of(of_result(result, path.stem))):
+    if path and advises and (little := little_came_of(of_result(result, path.stem))):
         notes.append(little)
     return [*caption[: len(others)], *table, *notes, *by_text(errors), *([str(path)] if path else [])]
 

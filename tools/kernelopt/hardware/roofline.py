@@ -54,8 +54,8 @@ TARGET_SHARE_PCT = 90.0  # of the attainable; the Stop Condition of the skills, 
 @dataclass(frozen=True)
 class Roof:
     """The limits of a product for a problem. bandwidth, compute: attainable, measured if possible. sustained_compute:
-    the same in calls in a row, or that of the bare tensor operations, where one was measured. peak_…: documented.
-    limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
+    the same in calls in a row, where that was measured; for want of it what the bare tensor operations sustain.
+    peak_…: documented. limit_…: the largest documented value. clocks: the clocks of the documented peaks."""
 
     bandwidth: wiki.Row | None
     compute: wiki.Row | None
@@ -86,8 +86,11 @@ def roof(page: wiki.Page, dtype: str, also: Sequence[str] = (), other_arithmetic
         compute = (PROBLEM_CEILING.format(dtype), *compute)
     documented = [name for name in compute if name.startswith("peak")]
     attainable = _first(page, compute)
-    # The wiki has rates that cards of this kind sustain, and no ceiling of theirs: that depends on problem and card.
-    sustained = [attainable.metric, CEILING.format(dtype)] if attainable else []
+    sustained = [attainable.metric] if attainable else []
+    if attainable and is_library_rate(attainable.metric) and not other_arithmetic:
+        sustained.append(
+            CEILING.format(dtype)
+        )  # the wiki has what such cards sustain, for a card that is not calibrated
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
     return Roof(
         bandwidth=_first(page, BANDWIDTH_ROWS),
@@ -232,7 +235,7 @@ def is_measured(metric: str) -> bool:
 
 def is_library_rate(metric: str) -> bool:
     """Return whether a row is what cuBLAS or PyTorch reach. Another kernel may be faster."""
-    return is_measured(metric) and metric.endswith("_matmul")
+    return is_measured(metric) and metric.removesuffix(SUSTAINED).endswith("_matmul")
 
 
 def utilization(

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ..device import programs
+from ..device import outcomes, programs
 from ..device.sandbox import Beside, Outcome, Sandbox
 from ..statuses import Status
 from . import runs
@@ -87,9 +87,10 @@ def with_report(result: Verdict, outcome: Outcome, timeout_s: float) -> Verdict:
     lines = [line.removeprefix("=========").strip() for line in outcome.log_tail.splitlines()]
     if outcome.exit_code == ERRORS_FOUND:
         return out_of_bounds(result, lines, outcome.log_tail)
-    if any(line.startswith("ERROR SUMMARY") for line in lines):
+    fault = outcomes.failure(outcome)
+    if not fault and any(line.startswith("ERROR SUMMARY") for line in lines):
         return replace(result, sanitizer=SanitizerRun(errors=0))
-    last = next(filter(None, reversed(lines)), "it said nothing")
+    last = next((line for line in reversed(lines) if line and not line.startswith("ERROR SUMMARY")), "it said nothing")
     return without(result, f"time-out after {timeout_s:.0f} s" if outcome.timed_out else last)
 
 

@@ -58,9 +58,12 @@ def reach(target: Target) -> str:
 
 
 def basis_note(target: Target) -> str:
-    """Return the note for a target that rests only on documents, or on a library's rate. Other targets have none."""
+    """Return the note for a target that rests only on documents, on a library's rate, or on other cards. Other targets
+    have none."""
     if is_library_rate(target):
         return "a library's rate, not a floor"
+    if target.basis.split(":")[0].endswith(roofline.SUSTAINED) and "<workspace>" not in target.basis:
+        return "of other cards of that name"
     return "documented, may be out of reach" if is_documented(target) else ""
 
 

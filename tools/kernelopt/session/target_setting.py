@@ -1,5 +1,7 @@
 """The Stop Conditions that Step 0 sets. Each one is a share of the attainable rate of a workload."""
 
+from dataclasses import replace
+
 from ..hardware import roofline
 from ..hardware.roofline import TARGET_SHARE_PCT, Roof
 from ..hardware.work import Work
@@ -8,9 +10,11 @@ from .task import Target
 
 def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> Target:
     """Set `share_pct` of the attainable rate of the resource that bounds the workload. For arithmetic that is the
-    sustained rate, where it was measured: a version's recorded latency is of a warm card, too."""
-    if roofline.bound(work.flops, work.bytes_min, roof).bound == "compute":
-        row, metric, unit = roof.sustained_compute or roof.compute, "tflops", "TFLOPS"
+    sustained rate, where it was measured: a version's recorded latency is of a warm card, too. Where that rate is the
+    higher one, memory may bound the workload after all."""
+    sustained = replace(roof, compute=roof.sustained_compute or roof.compute)
+    if all(roofline.bound(work.flops, work.bytes_min, one).bound == "compute" for one in (roof, sustained)):
+        row, metric, unit = sustained.compute, "tflops", "TFLOPS"
     else:
         row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"
     value = round(share_pct / 100 * row.value, 2)

@@ -1,4 +1,4 @@
-"""`python -m kernelopt.worker serve SOCKET_FD` or `… once REQUEST_FILE RESULT_FILE [AHEAD]` (under a profiler)."""
+"""`python -m kernelopt.worker serve SOCKET_FD`; under a profiler `… once REQUEST_FILE RESULT_FILE STARTER [AHEAD]`."""
 
 import json
 import os
@@ -15,5 +15,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "serve":
         server.serve(int(sys.argv[2]))
     else:
-        request, result, *ahead = sys.argv[2:]
-        server.once(Path(request), Path(result), *map(json.loads, ahead))
+        request, result, *others = sys.argv[2:]
+        server.once(Path(request), Path(result), *map(json.loads, others))

@@ -14,6 +14,7 @@ from ..case_types import CandidateCase, StoredCall, StoredCase
 from . import artefacts, builds, judging, persisting, problem, rates, tensor_trees, tracing, trivial_answers
 from .candidate import NO_KERNEL_RAN, Run
 from .case_maker import CaseMaker
+from .case_reference import CaseReference
 from .context import Candidate, Context, load_reference
 from .profiling import WARM_UP_CALLS
 from .state import identical
@@ -216,11 +217,11 @@ def judge(
     case, or {error}.
     """
     maker = CaseMaker(load_reference(reference, context.device), dtype, context.device)
-    case = StoredCase(workload, seeds[0], first=True)
-    check = judging.Check(maker, case, tolerances, {})
+    check = judging.Check(maker, StoredCase(workload, seeds[0], first=True), tolerances, {})
     expected = {check.reference.key(seed): check.expected(seed, first=seed == seeds[0]) for seed in seeds}
+    others = (CaseReference(maker, StoredCase(workload, seed), tolerances) for seed in seeds[1:])
     first = check.reference.key(seeds[0])
-    left = trivial_answers.everywhere(expected[first].trivial_answers, maker, case, tolerances, seeds[1:])
+    left = trivial_answers.everywhere(expected[first].trivial_answers, others)
     expected[first] = replace(expected[first], trivial_answers=left)
     torch.cuda.empty_cache()  # what the oracle took in high precision, candidates beside this process need
     context.answer({"stage": "ready"})

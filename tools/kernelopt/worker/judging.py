@@ -40,10 +40,9 @@ def check(
             answers.append(checked(context, maker, case, tolerances, usual, known))
         for at, case in enumerate(stored):
             if found := answers[at].trivial_answers:
-                seeds = [one.seed for one in stored if one.workload == case.workload and not one.variant]
-                seeds.remove(case.seed)
-                left = trivial_answers.everywhere(found, maker, case, tolerances, seeds)
-                answers[at] = replace(answers[at], trivial_answers=left)
+                own = (one for one in stored if one.workload == case.workload and not one.variant)
+                others = (CaseReference(maker, one, tolerances) for one in own if one is not case)
+                answers[at] = replace(answers[at], trivial_answers=trivial_answers.everywhere(found, others))
     return CheckAnswer(answers)
 
 

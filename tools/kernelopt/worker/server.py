@@ -99,24 +99,31 @@ def _serve_apart(handle: int) -> None:
         os._exit(0)
 
 
-def once(request: Path, result: Path, ahead: dict | None = None) -> None:
+def once(request: Path, result: Path, starter: int, ahead: dict | None = None) -> None:
     """Run one job in this process, for a profiler that must start it and see it end normally. Its request may come
-    later. ahead: for `_get_ready`, before that."""
+    later, from the process `starter`. ahead: for `_get_ready`, before that; what fails there fails in the job again,
+    which reports it."""
     _limit()
     with open(result, "wb", buffering=0) as channel:
+        is_ready = False
         if ahead:
-            _get_ready(None, **ahead)
-        text = _awaited(request)
-        _perform(json.loads(text), channel.fileno(), is_confined=bool(ahead))
+            try:
+                _get_ready(None, **ahead)
+                is_ready = True
+            except Exception:
+                traceback.print_exc()
+        text = _awaited(request, starter)
+        _perform(json.loads(text), channel.fileno(), is_confined=is_ready)
 
 
-def _awaited(request: Path) -> str:
-    """The text of a request, once it is there. RuntimeError where it does not come: whoever started this process may
-    have been killed."""
-    ends = time.monotonic() + LONGEST_WAIT_S
+def _awaited(request: Path, starter: int) -> str:
+    """The text of a request, once it is there. RuntimeError where the process that was to write it has ended, which
+    another namespace hides, or takes too long."""
+    running, ends = Path(f"/proc/{starter}"), time.monotonic() + LONGEST_WAIT_S
+    is_seen = running.exists()
     while not request.exists():
-        if time.monotonic() > ends:
-            raise RuntimeError(f"no request came in {LONGEST_WAIT_S:.0f} s")
+        if time.monotonic() > ends or (is_seen and not running.exists()):
+            raise RuntimeError("the request will not come")
         time.sleep(LOOK_EVERY_S)
     text = request.read_text(encoding="utf-8")
     request.unlink()  # it holds the seal of the report

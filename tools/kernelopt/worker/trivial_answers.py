@@ -1,16 +1,13 @@
 """Answers that compute nothing and would pass. A task that takes one cannot judge a kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from ..case_types import StoredCase
 from . import accuracy, state, tensor_trees, variant_inputs
-from .case_maker import CaseMaker
 from .case_reference import CaseReference, Expected
 from .expected_outputs import ExpectedOutput
 
-SEEDS = 5  # on which an answer must pass: means over thousands of losses are often alike on two
 UNSEEN = "anything as output {}, of which COMPARE's `valid` selects nothing,"
 UNCHANGED = "MUTATES declares '{}', and leaving it as it was"
 
@@ -27,17 +24,13 @@ def found(reference: CaseReference, expected: Expected) -> list[str]:
     return [*answers, *other_seeds(reference, expected)]
 
 
-def everywhere(
-    answers: Sequence[str], maker: CaseMaker, case: StoredCase, tolerances: dict[str, float], seeds: Sequence[int]
-) -> list[str]:
-    """The trivial answers of a case that would pass with these other seeds too, and with further ones up to SEEDS.
-    Some pass by chance alone: on a few draws that were all rejected, or where two draws have the same mean."""
+def everywhere(answers: Sequence[str], others: Iterable[CaseReference]) -> list[str]:
+    """The trivial answers that would pass on the workload's other cases too. Where one passes by chance alone, on a few
+    draws that were all rejected, say, the other seeds tell it from a kernel."""
     left = list(answers)
-    further = range(case.seed + 2, case.seed + 2 * (SEEDS - len(seeds)), 2)  # `found` takes the odd ones
-    for seed in [*seeds, *further]:
+    for other in others:
         if left:
-            other = CaseReference(maker, StoredCase(case.workload, seed), tolerances)
-            also = found(other, other.expected(seed))
+            also = found(other, other.expected(other.seed))
             left = [answer for answer in left if answer in also]
     return left
 
