@@ -600,6 +600,14 @@ assert ("torch._dynamo" in sys.modules) is {imports}
     assert done.returncode == 0, done.stdout
 
 
+def test_a_process_that_compiles_has_one_thread_of_torch(folder, compile_here):
+    """Ten of them at once took 11 s in place of 14 on two cores."""
+    said = "raise ValueError(f'threads: {torch.get_num_threads()}')"
+    (folder / "c/k.py").write_text(f"import torch\ndef kernel_function(x):\n    {said}\n")
+    result = compile_only(folder, compile_here, "--card", "h100-sxm", code=1)
+    assert "threads: 1" in result["error"]
+
+
 def test_a_kernel_that_launches_nothing_is_not_called_compiled(folder, compile_here):
     (folder / "c/k.py").write_text("def kernel_function(x):\n    return 2 * x\n")
     result = compile_only(folder, compile_here, "--card", "h100-sxm", code=1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypedDict
 
+import torch
 from triton.runtime import JITFunction
 from triton.runtime.autotuner import Autotuner, Config
 from triton.runtime.errors import OutOfResources
@@ -108,6 +109,7 @@ def compile_only(
     is none. folder: for compiled files. configuration: the number of the one that each autotuner takes; one with fewer
     takes its first.
     """
+    torch.set_num_threads(1)  # each core has a kernel of its own to compile
     wanted = CompileTarget.from_json(target)
     gpu = Elsewhere(wanted)
     triton = TritonKernels(gpu, Path(folder))
