@@ -228,7 +228,13 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
 @pytest.mark.parametrize(
     ("version", "us", "gained", "accepted", "said"),
     [
-        ("v0", None, None, True, f"where GPU time counts, report now: {explorations.AFTER_V0}"),
+        (
+            "v0",
+            None,
+            None,
+            True,
+            f"where GPU time counts, report now, at any share of the floor: {explorations.AFTER_V0}",
+        ),
         ("v0", None, None, False, None),
         ("v1", 99.0, None, True, f"v1 brought 1.0 % over best (v0): {explorations.FINISH}"),
         ("v1", 96.0, None, True, "v1 brought 4.2 % over best (v0): where GPU time counts, report now"),

@@ -158,7 +158,7 @@ def next_run(exploration: Exploration, version: str, accepted: bool, gained: flo
     """What to do after an exploration whose leader was to become this version; None where another one may be worth its
     GPU time. gained: the version's speed-up over the best by the gate, where it told one."""
     if version == "v0":
-        return f"{COUNTS}, report now: {AFTER_V0}" if accepted else None
+        return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}" if accepted else None
     speedup = (accepted and gained) or exploration.speedup_over_best
     if speedup is None or speedup >= WORTH_A_RUN or exploration.was_stopped:
         return None
