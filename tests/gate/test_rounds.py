@@ -161,6 +161,25 @@ def test_the_result_says_which_of_its_times_an_exploration_measures(ready):
     assert any(line.startswith("small: 4.74 us, FASTER") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("bound", "library_rate", "said"),
+    [
+        ("compute", False, "71.7 % of the floor, 80.1 % by the cold GPU time"),
+        ("compute", True, "71.7 % of a library's rate, which is no floor"),
+        ("memory", False, "71.7 % of the floor"),
+    ],
+)
+def test_the_share_of_a_cold_floor_is_told_by_the_cold_time_too(ready, bound, library_rate, said):
+    """The latency of the record is of a warm card under its power cap. Agents took 72 % of a cold floor for much left."""
+    plan, measurement = propose(ready, "v1"), recorded("v1", ready)
+    used = replace(
+        measurement.utilization, floor_us=456.1, floor_share_pct=71.7, bound=bound, library_rate=library_rate
+    )
+    timings = {**measurement.timings, "default": replace(measurement.timings["default"], gpu_us=569.4)}
+    result = settled(ready, "v1", plan, replace(measurement, timings=timings, utilization=used))
+    assert said in result.lines()
+
+
 @pytest.mark.parametrize(("status", "expected"), [("WRONG_VALUES", "FAIL"), ("TIMEOUT", "TIMEOUT_FAIL")])
 def test_a_wrong_kernel_is_recorded_with_its_status(ready, status, expected):
     plan = propose(ready, "v1")

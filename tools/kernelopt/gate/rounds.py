@@ -80,9 +80,12 @@ class RoundResult:
             paired = f", {comparison.verdict} {comparison.describe()} against {measured.against}" if comparison else ""
             cold = f", GPU time {one.gpu_us:.2f} us cold" if one.gpu_us else ""
             text.append(f"{name}: {one.latency.median_us:.2f} us{cold}{paired}")
-        if measured.utilization and measured.utilization.floor_us:
-            beyond = roofline.beyond_floor(measured.utilization)
-            text.append(roofline.share_words(measured.utilization) + (f"; {beyond}" if beyond else ""))
+        used = measured.utilization
+        if used and used.floor_us:
+            beyond, cold_us = roofline.beyond_floor(used), measured.timings["default"].gpu_us
+            is_told = cold_us and used.bound == "compute" and not used.library_rate  # then the floor is of cold calls
+            cold = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if is_told else ""
+            text.append(roofline.share_words(used) + cold + (f"; {beyond}" if beyond else ""))
         if measured.seconds:
             steps = {step: seconds for step, seconds in measured.seconds.items() if step != "all"}
             text.append(spent.took(measured.seconds["all"], steps))
