@@ -735,7 +735,9 @@ def test_who_compiles_for_too_long_is_told_which_option_allows_more(
         stage == 1 and gpu
     )
     assert (
-        gpu or "its first call did not end in 47 s in the CPU interpreter: it hangs, or is slow there" in entrant.error
+        gpu
+        or "its first call did not end in 47 s on the CPU, which interprets kernels: it hangs, or is slow there"
+        in entrant.error
     )
     assert entrant.error.endswith(f"; a larger {advice} gives it more time" if advice else "47 s after its start")
 
@@ -750,16 +752,19 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
             return Compiled(target, Status.OK, None)
 
     began = time.monotonic() - 40  # of 60 s
-    plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=targets.of_architecture("sm_90", [], {}))
+    known = targets.of_architecture("sm_90", [], {})
+    of_plan = [SimpleNamespace(name="cuda", source="from torch.utils import cpp_extension")]
+    plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=known, candidates=of_plan)
     monkeypatch.setattr(run, "start_all", lambda starter, entrants, until, say: asked.append(until))
     monkeypatch.setattr(run.compiler, "Compiler", lambda sandbox: Compiler(Compiler()))
     monkeypatch.setattr(run.os, "cpu_count", lambda: 1)
-    both = [entrants.Entrant(name, folder / f"{name}.py") for name in ("hangs", "right")]
-    both[0].status, both[1].status = Status.TIMEOUT, Status.OK
+    all_of_them = [entrants.Entrant(name, folder / f"{name}.py") for name in ("hangs", "right", "cuda")]
+    all_of_them[0].status, all_of_them[1].status = Status.TIMEOUT, Status.OK
     starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)], spent=Spent())
     monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
-    run.check_and_compile(plan, None, starter, both, began, lambda text: None)
-    assert asked == [began + 30, ("right", began + 60), ("hangs", began + 60)]
+    run.check_and_compile(plan, None, starter, all_of_them, began, lambda text: None)
+    assert asked == [("cuda", began + 60), began + 30, ("right", began + 60), ("hangs", began + 60)]
+    assert all_of_them[2].status == Status.NO_GPU  # it is not called: six of twelve were not compiled for want of time
 
 
 def test_in_the_interpreter_one_candidate_gets_a_third_of_the_budget(folder, monkeypatch, run_here):

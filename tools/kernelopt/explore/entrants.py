@@ -42,7 +42,7 @@ NOT_YET = {  # before the end of a stage
     "compared": "its outputs were compared",
 }
 STUCK_IN_INTERPRETER = (
-    "its first call did not end in {seconds:.0f} s in the CPU interpreter: it hangs, or is slow there"
+    "its first call did not end in {seconds:.0f} s on the CPU, which interprets kernels: it hangs, or is slow there"
 )
 MORE_BUDGET = "a larger --budget-seconds gives it more time"
 MORE_EACH = "a larger --candidate-seconds gives it more time"
