@@ -37,11 +37,15 @@ def main() -> int:
     if best and best.kernel_sha256 != digest(workspace.kernel):
         met = False
         cli.say(f"check_goal.py: kernel.py is not the accepted {best.version}: what was measured is another kernel")
-    if met and any(stop_conditions.is_library_rate(standing.target) for standing in standings):
-        cli.say(
-            "check_goal.py: a library's rate is no floor, and more may be possible; measure the floor: "
-            f"measure_ceiling.py --workspace {workspace.root} --set-target"
-        )
+    for is_so, what in (
+        (stop_conditions.is_library_rate, "a library's rate is no floor"),
+        (stop_conditions.is_of_other_cards, "other cards' rate is no floor of this one"),
+    ):
+        if met and any(is_so(standing.target) for standing in standings):
+            cli.say(
+                f"check_goal.py: {what}, and more may be possible; measure the floor: "
+                f"measure_ceiling.py --workspace {workspace.root} --set-target"
+            )
     if not met and (little := explorations.little_came_of_the_last(workspace, records)):
         cli.say(f"check_goal.py: {little}")
     result = {

@@ -29,7 +29,7 @@ from kernelopt.hardware.targets import Target
 from kernelopt.session import explorations, platforms
 from kernelopt.session.subject import KernelUnderTest, of_reference
 from kernelopt.session.workspace import Workspace
-from kernelopt.statuses import Status
+from kernelopt.statuses import Speed, Status
 
 WITHOUT_HEADERS = "gpu-wiki/docs/practice/fast-builds.md"
 MOST_JUDGED = 3  # leaders, until the gate accepts one as v0
@@ -106,13 +106,14 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
 
 def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult | None) -> str | None:
     """`explorations.next_run` of a result in a file at `path`. verdict: None where no candidate was faster for certain.
-    One that is wrong is to be mended, whatever it brought."""
-    accepted, compared = False, None
-    if verdict:
-        accepted, compared = verdict.decision.accepted, verdict.measurement.comparisons
-        if not accepted and (verdict.measurement.verdict.status != Status.OK or not compared):
+    One that is wrong, or slower at another workload, is to be mended, whatever it brought."""
+    accepted = bool(verdict and verdict.decision.accepted)
+    compared = (verdict and verdict.measurement.comparisons) or {}
+    if verdict and not accepted:
+        is_slow = verdict.measurement.verdict.status == Status.OK and compared
+        if not is_slow or compared["default"].verdict == Speed.FASTER:
             return None
-    gained = compared["default"].speedup if compared else None
+    gained = max((compared[one].speedup for one in ("default", result["workload"]) if one in compared), default=None)
     return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained)
 
 

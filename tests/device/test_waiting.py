@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -303,15 +302,15 @@ def test_a_process_under_a_profiler_starts_at_once_and_its_job_when_it_is_asked(
 
 
 def test_a_request_that_does_not_come_ends_the_process_that_waits_for_it(monkeypatch, tmp_path):
-    ended = subprocess.Popen(["true"])
-    timer = threading.Timer(0.1, ended.wait)  # until then it is there, if only as a zombie
-    timer.start()
-    with pytest.raises(RuntimeError, match="will not come"):
+    ended = subprocess.Popen(["true"])  # nobody waits for it: it stays in /proc
+    with pytest.raises(RuntimeError, match="its writer has ended"):
         server._awaited(tmp_path / "request.json", ended.pid)
-    timer.join()
+    ended.wait()
+    assert not processes.runs(ended.pid) and processes.runs(os.getpid())
     monkeypatch.setattr(server, "LONGEST_WAIT_S", 0.05)
-    with pytest.raises(RuntimeError, match="will not come"):
-        server._awaited(tmp_path / "request.json", os.getpid())
+    for starter in (os.getpid(), 0):
+        with pytest.raises(RuntimeError, match="no request came"):
+            server._awaited(tmp_path / "request.json", starter)
 
 
 def test_what_fails_before_the_request_fails_in_the_job_again_and_is_reported(monkeypatch, tmp_path):

@@ -749,13 +749,19 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     class Compiler(contextlib.nullcontext):
         def compile(self, file, task, target, limits):
             asked.append((file.stem, limits.until))
-            return Compiled(target, Status.OK, None)
+            return Compiled(target, Status.OK, None, cuda=("one.cubin",) if file.stem == "cuda" else ())
 
     began = time.monotonic() - 40  # of 60 s
     known = targets.of_architecture("sm_90", [], {})
-    of_plan = [SimpleNamespace(name="cuda", source="from torch.utils import cpp_extension")]
+    of_plan = [SimpleNamespace(name=name, source="# cpp_extension") for name in ("cuda", "right")]
     plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=known, candidates=of_plan)
-    monkeypatch.setattr(run, "start_all", lambda starter, entrants, until, say: asked.append(until))
+    started = []
+
+    def start_all(_, of_them, until, __):
+        started.extend(sorted(one.name for one in of_them))
+        asked.append(until)
+
+    monkeypatch.setattr(run, "start_all", start_all)
     monkeypatch.setattr(run.compiler, "Compiler", lambda sandbox: Compiler(Compiler()))
     monkeypatch.setattr(run.os, "cpu_count", lambda: 1)
     all_of_them = [entrants.Entrant(name, folder / f"{name}.py") for name in ("hangs", "right", "cuda")]
@@ -763,7 +769,10 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     starter = SimpleNamespace(inputs=[SimpleNamespace(path="inputs", bytes=0)], spent=Spent())
     monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
     run.check_and_compile(plan, None, starter, all_of_them, began, lambda text: None)
-    assert asked == [("cuda", began + 60), began + 30, ("right", began + 60), ("hangs", began + 60)]
+    *first, checked, last, last_of_all = asked
+    assert sorted(first) == [("cuda", began + 30), ("right", began + 30)]  # a file that only names it is checked too
+    assert checked == pytest.approx(began + 50, abs=1) and started == ["hangs", "right"]
+    assert (last, last_of_all) == (("right", began + 60), ("hangs", began + 60))
     assert all_of_them[2].status == Status.NO_GPU  # it is not called: six of twelve were not compiled for want of time
 
 

@@ -6,6 +6,7 @@ of a recorded gate.
 
 import contextlib
 import json
+import runpy
 import signal
 import sys
 from dataclasses import replace
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import PLAN, call_tool, recorded, with_changes
+from conftest import BUNDLE, PLAN, call_tool, recorded, with_changes
 from kernelopt import cli
 from kernelopt.device import sandbox
 from kernelopt.device.stop_signal import Stop
@@ -23,7 +24,7 @@ from kernelopt.gate import rounds
 from kernelopt.session import explorations
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import digest
-from kernelopt.statuses import Status
+from kernelopt.statuses import Speed, Status
 
 
 @pytest.fixture
@@ -165,6 +166,29 @@ def test_a_leader_that_is_wrong_gets_no_advice_to_report(ready, tmp_path, explor
     done = call_tool("explore_kernels.py", tmp_path / "k.py", "--workspace", ready.root, "--gate", "v1")
     assert done.returncode == 1 and "v1 REJECTED" in done.stdout
     assert "brought" not in done.stdout + done.stderr and "report now" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("default", "small", "accepted", "said"),
+    [
+        (("FASTER", 1.03), ("SLOWER", 0.9), False, None),  # the other workload is to be mended
+        (("EQUAL", 1.001), ("EQUAL", 1.0), False, "e1 brought nothing certain"),
+        (("FASTER", 1.005), ("FASTER", 1.3), True, None),  # explored at the small one, which gained much
+        (("FASTER", 1.03), ("EQUAL", 0.985), True, "v1 brought 3.0 %"),
+    ],
+)
+def test_with_several_workloads_the_gain_that_counts_is_the_larger_one(default, small, accepted, said, monkeypatch):
+    compared = {
+        name: SimpleNamespace(verdict=Speed(verdict), speedup=speedup)
+        for name, (verdict, speedup) in {"default": default, "small": small}.items()
+    }
+    measured = SimpleNamespace(verdict=SimpleNamespace(status=Status.OK), comparisons=compared)
+    verdict = SimpleNamespace(decision=SimpleNamespace(accepted=accepted), measurement=measured)
+    of_result = SimpleNamespace(name="e1", against="best (v0)", speedup_over_best=1.03, was_stopped=False)
+    tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
+    monkeypatch.setattr(explorations, "of_result", lambda *_: of_result)
+    line = tool["next_run"]({"workload": "small"}, Path("e1.json"), "v1", verdict)
+    assert line is said if said is None else line.startswith(f"{said} over best (v0): ")
 
 
 def test_a_gate_that_is_refused_for_another_reason_gives_no_advice(ready, tmp_path, explored_on_a_gpu, monkeypatch):

@@ -10,6 +10,7 @@ from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
 from kernelopt.device import pipes, sandbox
 from kernelopt.device.outcomes import Fault
+from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import Card
 from kernelopt.measure import cases, correctness, failures, memcheck, verify
 from kernelopt.measure.correctness import CaseReport
@@ -705,12 +706,24 @@ def test_compute_sanitizer_is_found_in_the_cuda_toolkit_and_its_findings_count(t
     clean, commands = sanitizer_run(tmp_path, none_found, report={"cases": []})
     assert commands[0][0] == str(program) and commands[0][1:3] == ["--tool", "memcheck"]
     assert clean["sanitizer"] == {"ran": True, "tool": "memcheck", "errors": 0} and clean["summary"] == "OK"
-    for report in (None, {"error": {"status": "OOM", "message": "no memory"}}):
-        blind, _ = sanitizer_run(tmp_path, f"OutOfMemoryError: no memory\n{none_found}", 1, report=report)
-        assert blind["sanitizer"] == {"ran": False, "why": "OutOfMemoryError: no memory"} and blind["status"] == "OK"
+    failed = {"error": {"status": "OOM", "message": "no memory"}}
+    for report in (None, failed, {"cases": [failed]}):
+        blind, _ = sanitizer_run(tmp_path, f"no memory\n{none_found}", report=report)
+        assert blind["sanitizer"] == {"ran": False, "why": "no memory"} and blind["status"] == "OK"
     log = "========= Invalid __global__ read of size 4 bytes\n========= ERROR SUMMARY: 1 error\n"
     found, _ = sanitizer_run(tmp_path, log, memcheck.ERRORS_FOUND)
     assert found["status"] == "OUT_OF_BOUNDS" and "Invalid __global__ read" in found["summary"]
+
+
+def test_a_sanitizers_process_that_finds_no_gpu_leaves_the_verdict_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(memcheck.programs, "find", lambda _: "/some/compute-sanitizer")
+
+    def lacks(*_, **__):
+        raise EnvironmentLacks("no memory is left for another context")
+
+    monkeypatch.setattr(sandbox.Beside, "outcome", lacks)
+    blind, _ = sanitizer_run(tmp_path, "")
+    assert blind["status"] == "OK" and blind["sanitizer"]["why"] == "no memory is left for another context"
 
 
 def test_a_compute_sanitizer_that_did_not_run_is_said_aloud(tmp_path, monkeypatch, interpreter, problem):

@@ -175,6 +175,17 @@ def test_no_target_asks_for_more_than_memory_brings(dtype, intensity, metric):
     assert target.metric == metric
 
 
+def test_no_target_asks_for_more_than_the_sustained_rate_of_this_card(tmp_path):
+    """By its cold rate memory bounds this problem, by the lower sustained one arithmetic does."""
+    page = wiki.product("H100 SXM")
+    text = ceiling_rows.page_with([ceiling(us=152.0)], ceiling_rows.new_page(page, DEVICE), DEVICE, "2026-11-22")
+    own = wiki.parse_page(text, platforms.CALIBRATION, platforms.WORKSPACE)
+    roof = roofline.roof(platforms.calibrated(page, own), "bf16")
+    assert roof.sustained_compute.value < 280 * roof.bandwidth.value / 1e3 < roof.compute.value
+    work = Work(flops=280 << 20, bytes_in=1 << 20, bytes_out=0, bytes_min=1 << 20, dtype="bf16", source="given")
+    assert target_setting.of_roof("default", work, roof).metric == "tflops"
+
+
 def test_what_such_cards_sustain_is_no_target_of_a_problem_with_other_arithmetic():
     page = wiki.product("H200")
     assert roofline.roof(page, "fp8").sustained_compute.metric == "measured_fp8_tensor_ceiling_sustained"

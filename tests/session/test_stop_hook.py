@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE, processor_time, run_tool
 from kernelopt.session import stop_hook
+from kernelopt.session.workspace import Workspace
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
 
@@ -142,3 +144,21 @@ def test_a_pipe_is_not_waited_for(finished, hook):
     (finished / "kernel.py").unlink()
     os.mkfifo(finished / "kernel.py")
     assert hook(finished, run_tool, timeout=20) is None
+
+
+@pytest.mark.parametrize(
+    ("basis", "said"),
+    [
+        ("measured_bf16_matmul: 701 TFLOPS <- <gpu-wiki>/docs/hardware/h100-sxm.md:L38", "a library's rate"),
+        ("measured_bf16_tensor_ceiling_sustained: 836 TFLOPS <- <gpu-wiki>/docs/h.md:L44", "other cards' rate"),
+        ("measured_bf16_tensor_ceiling_sustained: 836 TFLOPS <- <workspace>/calibration.md:L13", None),
+    ],
+)
+def test_a_target_that_is_met_and_is_no_floor_says_so(finished, run_here, basis, said):
+    workspace = Workspace(finished)
+    (target,) = workspace.task().targets
+    given = replace(target, target=0.1, share_pct=None, basis=basis)
+    workspace.update_readme(replace(workspace.task(), targets=(given,)), {})
+    done = run_here("check_goal.py", finished)
+    assert done.returncode == 0
+    assert (f"{said} is no floor" in done.stderr and "measure_ceiling.py" in done.stderr) if said else not done.stderr

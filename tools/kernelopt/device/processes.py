@@ -33,6 +33,13 @@ def has_children() -> bool:
     return True
 
 
+def runs(process: int) -> bool:
+    """Does a process of this number run? One that has ended and that nobody has waited for does not."""
+    with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
+    return False
+
+
 def parents() -> dict[int, int]:
     """The parent of each process of this machine."""
     of_process = {}

@@ -88,7 +88,7 @@ class Sandbox:
         self._turn = threading.Lock()  # of `waiting_child`, which several threads call
         self._forker, self._ending = futures.ThreadPoolExecutor(1), threading.Event()
         self._forking: futures.Future | None = None
-        self.beside: list[Beside] = []  # that still run
+        self.beside: list[Beside] = []  # those that have not been ended
         self.spent = Spent()
         self.reports: dict[str, list[Report]] = {}
 
@@ -258,17 +258,20 @@ class Sandbox:
         seal = secrets.token_hex(16)
         bounds = {"job": job, **self._bounds(), "writable": self._writable()}
         with self.folder(job) as folder:
-            written, request, answer = (Path(folder, name) for name in ("written", "request.json", "report"))
+            # A name that no child knows: they may write in the folder.
+            written, request, answer = (Path(folder, name) for name in (secrets.token_hex(8), "request.json", "report"))
 
             def ask(process: subprocess.Popen) -> None:
                 if (wanted := asked(process)) is None:
                     kill_group(process)
                     return
-                with open(written, "x", encoding="utf-8") as file:  # children may write in the folder
-                    file.write(self.request(seal, folder, job, *wanted))
+                written.write_text(self.request(seal, folder, job, *wanted), encoding="utf-8")
                 written.rename(request)
 
-            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer), str(os.getpid())]
+            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer)]
+            command += [
+                "0" if self.isolation == "bwrap" else str(os.getpid())
+            ]  # which has its own numbers, and ends all
             command += [json.dumps(bounds)] if ahead else []
             ended, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, ask)
             report = Report(seal)
@@ -369,7 +372,7 @@ class Beside:
     def end(self) -> None:
         """End its process, if it still runs."""
         self._request.put(None)
-        if self._process and self._process.poll() is None:  # another may have its number by now
+        if self._process:
             kill_group(self._process)
         self._thread.shutdown()
         if self in self._sandbox.beside:

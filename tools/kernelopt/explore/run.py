@@ -191,27 +191,31 @@ def compiled_alone(
 def check_and_compile(
     plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant], began: float, say: Callable[[str], None]
 ) -> None:
-    """Without a GPU: nothing is timed, and each process ends after its check. What can be compiled alone, CUDA C++,
-    comes first, as that is quick. began: on the monotonic clock, the begin of the budget."""
+    """Without a GPU: nothing is timed, and each process ends after its check. Files that may build CUDA C++, which
+    nothing here runs, are compiled first: they would otherwise wait for the interpreter. began: on the monotonic clock,
+    the begin of the budget."""
     if warning := cases.slow_in_interpreter(starter.inputs):
         say(warning)
     ends, case = began + plan.budget_s, {"inputs": starter.inputs[0].path}
+    half = began + plan.budget_s * (1 - COMPILING_SHARE if plan.compile_for else 1)
     cuda = {one.name for one in plan.candidates if plan.compile_for and builds_cuda(one.source)}
-    alone = [one for one in entrants if one.name in cuda]
-    if alone:
+    first = [one for one in entrants if one.name in cuda]
+    if first:
         with starter.spent.noted("compile"):
-            compile_all(alone, sandbox, case, plan, ends, say)
-        tell_not_checked(alone)
-    entrants = [one for one in entrants if one not in alone]
+            compile_all(first, sandbox, case, plan, half, say)
+    done = [one for one in first if one.compiled and (one.compiled.cuda or one.compiled.refused)]
+    tell_not_checked(done)
+    left = [one for one in entrants if one not in done]
     with starter.spent.noted("check"):
-        start_all(starter, entrants, ends - plan.budget_s * (COMPILING_SHARE if plan.compile_for else 0), say)
+        share = COMPILING_SHARE if plan.compile_for else 0
+        start_all(starter, left, max(half, ends - share * (ends - time.monotonic())), say)
     if plan.compile_for:
         with starter.spent.noted("compile"):
-            compile_all(compilable(entrants), sandbox, case, plan, ends, say)
+            compile_all(compilable(left), sandbox, case, plan, ends, say)
 
 
 def tell_not_checked(entrants: list[Entrant]) -> None:
-    """Without a GPU: what was compiled, and runs on a GPU alone, was not checked."""
+    """Without a GPU: CUDA C++ runs on a GPU alone, so it was not checked."""
     for entrant in entrants:
         if entrant.status == Status.INTERNAL and entrant.error is None:
             entrant.status, entrant.error = Status.NO_GPU, NOT_CHECKED

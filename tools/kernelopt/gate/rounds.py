@@ -83,8 +83,8 @@ class RoundResult:
         used = measured.utilization
         if used and used.floor_us:
             beyond, cold_us = roofline.beyond_floor(used), measured.timings["default"].gpu_us
-            is_told = cold_us and used.bound == "compute" and not used.library_rate  # then the floor is of cold calls
-            cold = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if is_told else ""
+            of_cold_calls = used.bound == "compute" and not (used.library_rate or used.documented)
+            cold = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if cold_us and of_cold_calls else ""
             text.append(roofline.share_words(used) + cold + (f"; {beyond}" if beyond else ""))
         if measured.seconds:
             steps = {step: seconds for step, seconds in measured.seconds.items() if step != "all"}

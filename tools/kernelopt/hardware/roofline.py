@@ -88,7 +88,7 @@ def roof(page: wiki.Page, dtype: str, also: Sequence[str] = (), other_arithmetic
     attainable = _first(page, compute)
     sustained = [attainable.metric] if attainable else []
     if attainable and is_library_rate(attainable.metric) and not other_arithmetic:
-        sustained.append(CEILING.format(dtype))  # of other cards, in the wiki: a calibration has the library's
+        sustained.append(CEILING.format(dtype))  # which the wiki has of other cards; this card's own come first
     tensor = _first(page, ["boost_clock_tensor"]) if dtype not in ("fp64", "fp32") else None
     return Roof(
         bandwidth=_first(page, BANDWIDTH_ROWS),

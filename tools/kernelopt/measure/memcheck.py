@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..device import outcomes, programs
+from ..device.outcomes import Fault
 from ..device.sandbox import Beside, Outcome, Sandbox
+from ..errors import EnvironmentLacks
 from ..statuses import Status
 from . import runs
 from .cases import Case
@@ -64,10 +66,12 @@ class Memcheck:
     def wait(self, others_s: float) -> None:
         """Wait for the run to end. The kernel's other runs are over; they took `others_s`. Far later it is given up."""
         limit_s = max(LEAST_WAIT_S, WAIT_TIMES * others_s)
-        if self._run and not (outcome := self._run.outcome(limit_s)):
+        try:
+            self._outcome = self._run and self._run.outcome(limit_s)
+        except EnvironmentLacks as error:  # of its own process alone: the others have used the GPU
+            self.give_up(str(error))
+        if self._run and self._outcome is None:
             self.give_up(f"given up: it had not ended {limit_s:.0f} s after the other runs")
-        elif self._run:
-            self._outcome = outcome
 
     def is_running(self) -> bool:
         return self._run is not None and self._run.is_running()
@@ -87,11 +91,20 @@ def with_report(result: Verdict, outcome: Outcome, timeout_s: float) -> Verdict:
     lines = [line.removeprefix("=========").strip() for line in outcome.log_tail.splitlines()]
     if outcome.exit_code == ERRORS_FOUND:
         return out_of_bounds(result, lines, outcome.log_tail)
-    fault = outcomes.failure(outcome)
+    fault = fault_in(outcome)
     if not fault and any(line.startswith("ERROR SUMMARY") for line in lines):
         return replace(result, sanitizer=SanitizerRun(errors=0))
+    if outcome.timed_out:
+        return without(result, f"time-out after {timeout_s:.0f} s")
     last = next((line for line in reversed(lines) if line and not line.startswith("ERROR SUMMARY")), "it said nothing")
-    return without(result, f"time-out after {timeout_s:.0f} s" if outcome.timed_out else last)
+    return without(result, fault.message if fault and outcome.result is not None else last)
+
+
+def fault_in(outcome: Outcome) -> Fault | None:
+    """Why the kernel did not run to its end there, in its process or on the case. The tool counts 0 errors then too."""
+    if fault := outcomes.failure(outcome):
+        return fault
+    return next((outcomes.fault_of(case) for case in outcome.result.get("cases", []) if "error" in case), None)
 
 
 def out_of_bounds(result: Verdict, lines: list[str], log_tail: str) -> Verdict:

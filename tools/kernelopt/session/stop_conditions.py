@@ -51,6 +51,11 @@ def is_library_rate(target: Target) -> bool:
     return roofline.is_library_rate(target.basis.split(":")[0])
 
 
+def is_of_other_cards(target: Target) -> bool:
+    """Return whether a target rests on the rate that other cards sustained, which the wiki has. This one may differ."""
+    return target.basis.split(":")[0].endswith(roofline.SUSTAINED) and "<workspace>" not in target.basis
+
+
 def reach(target: Target) -> str:
     """Return `basis_note` in brackets, or nothing."""
     note = basis_note(target)
@@ -58,11 +63,11 @@ def reach(target: Target) -> str:
 
 
 def basis_note(target: Target) -> str:
-    """Return the note for a target that rests only on documents, on a library's rate, or on other cards. Other targets
-    have none."""
+    """Return the note for a target that rests only on documents, on a library's rate, or on what other cards sustain.
+    Other targets have none."""
     if is_library_rate(target):
         return "a library's rate, not a floor"
-    if target.basis.split(":")[0].endswith(roofline.SUSTAINED) and "<workspace>" not in target.basis:
+    if is_of_other_cards(target):
         return "of other cards of that name"
     return "documented, may be out of reach" if is_documented(target) else ""
 

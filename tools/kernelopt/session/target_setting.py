@@ -10,10 +10,10 @@ from .task import Target
 
 def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> Target:
     """Set `share_pct` of the attainable rate of the resource that bounds the workload. For arithmetic that is the
-    sustained rate, where it was measured: a version's recorded latency is of a warm card, too. Where that rate is the
-    higher one, memory may bound the workload after all."""
+    sustained rate, where it was measured: a version's recorded latency is of a warm card, too. That rate also decides
+    whether memory bounds the workload."""
     sustained = replace(roof, compute=roof.sustained_compute or roof.compute)
-    if all(roofline.bound(work.flops, work.bytes_min, one).bound == "compute" for one in (roof, sustained)):
+    if roofline.bound(work.flops, work.bytes_min, sustained).bound == "compute":
         row, metric, unit = sustained.compute, "tflops", "TFLOPS"
     else:
         row, metric, unit = roof.bandwidth, "bandwidth_gbps", "GB/s"

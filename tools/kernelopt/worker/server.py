@@ -117,13 +117,14 @@ def once(request: Path, result: Path, starter: int, ahead: dict | None = None) -
 
 
 def _awaited(request: Path, starter: int) -> str:
-    """The text of a request, once it is there. RuntimeError where the process that was to write it has ended, which
-    another namespace hides, or takes too long."""
-    running, ends = Path(f"/proc/{starter}"), time.monotonic() + LONGEST_WAIT_S
-    is_seen = running.exists()
+    """The text of a request, once it is there. RuntimeError where the process that was to write it has ended, or takes
+    too long. starter: its number, or 0 where it cannot be seen."""
+    ends = time.monotonic() + LONGEST_WAIT_S
     while not request.exists():
-        if time.monotonic() > ends or (is_seen and not running.exists()):
-            raise RuntimeError("the request will not come")
+        if starter and not processes.runs(starter):
+            raise RuntimeError("the request will not come: its writer has ended")
+        if time.monotonic() > ends:
+            raise RuntimeError(f"no request came in {LONGEST_WAIT_S:.0f} s")
         time.sleep(LOOK_EVERY_S)
     text = request.read_text(encoding="utf-8")
     request.unlink()  # it holds the seal of the report
