@@ -12,7 +12,7 @@ from kernelopt.hardware import roofline, wiki, wiki_checks
 from kernelopt.hardware.card import Card
 from kernelopt.hardware.work import OtherArithmetic, Work
 from kernelopt.measure import card_rates, tensor_rates
-from kernelopt.session import ceiling_rows, platforms, stop_conditions, target_setting
+from kernelopt.session import ceiling_rows, platforms, roofline_section, stop_conditions, target_setting
 from kernelopt.session.benchmark_reports import Ceiling, Rate, RestedAndSustained, ShapeRate
 from kernelopt.session.ceiling_report import TensorCeiling
 from test_calibration import STATE, measured, rate, written
@@ -173,6 +173,14 @@ def test_no_target_asks_for_more_than_memory_brings(dtype, intensity, metric):
     work = Work(flops=intensity * least, bytes_in=least, bytes_out=0, bytes_min=least, dtype=dtype, source="given")
     target = target_setting.of_roof("default", work, roofline.roof(wiki.product("H100 SXM"), dtype))
     assert target.metric == metric
+
+
+@pytest.mark.parametrize(("intensity", "is_said"), [(1, True), (8192, False)])
+def test_that_the_bytes_fit_in_the_l2_is_said_where_they_are_the_bound(intensity, is_said):
+    """Its advice, to measure a target that can be met, sent a compute-bound session to the GPU for nothing."""
+    work = Work(flops=intensity << 25, bytes_in=1 << 25, bytes_out=0, bytes_min=1 << 25, dtype="bf16", source="given")
+    line = roofline_section.line("default", work, roofline.roof(wiki.product("H100 SXM"), "bf16"))
+    assert ("fit in the L2" in line) is is_said
 
 
 def test_no_target_asks_for_more_than_the_sustained_rate_of_this_card(tmp_path):

@@ -44,7 +44,7 @@ def line(name: str, work: Work, roof: roofline.Roof) -> str:
         f"- {name}: {work.flops} FLOP over {work.bytes_min} bytes ({work.source}) = "
         f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, {floor_words(bound, roof)}"
     )
-    if roofline.fits_in_cache(work.bytes_min, roof):
+    if bound.bound == "memory" and roofline.fits_in_cache(work.bytes_min, roof):
         text += (
             "; its bytes fit in the L2, so launch and ramp-up weigh, and the bandwidth of large buffers is out of "
             "reach; a target that can be met: measure_ceiling.py --workspace W --set-target"
