@@ -5,10 +5,10 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..errors import EnvironmentLacks
 from ..hardware.card import READINGS, GpuState, Spread, all_processes, all_reasons
+from . import processes
 from .gpu import answers, open_nvml, whole_gpu
 
 THROTTLE_REASONS = {  # NVML's reasons that slow the GPU down, by their names now and before driver 535
@@ -125,5 +125,5 @@ def descends(pid: int) -> bool:
 def parent_of(pid: int) -> int | None:
     """The parent's number; None when this process does not exist here."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(processes.stat(pid)[1])
     return None

@@ -35,9 +35,10 @@ def has_children() -> bool:
 
 def runs(process: int) -> bool:
     """Does a process of this number run? One that has ended and that nobody has waited for does not."""
-    with contextlib.suppress(OSError), open(f"/proc/{process}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    return False
+    try:
+        return stat(process)[0] not in (b"Z", b"X")
+    except OSError:
+        return False
 
 
 def parents() -> dict[int, int]:
@@ -45,9 +46,15 @@ def parents() -> dict[int, int]:
     of_process = {}
     for name in os.listdir("/proc"):  # noqa: PTH208 (quicker than a Path each)
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:  # it may have ended
-                of_process[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            with contextlib.suppress(OSError):  # it may have ended
+                of_process[int(name)] = int(stat(name)[1])
     return of_process
+
+
+def stat(process: int | str) -> list[bytes]:
+    """The fields behind a process's name: its state, its parent, … (proc(5)). OSError where there is none."""
+    with open(f"/proc/{process}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _prctl(option: int, value: int) -> None:

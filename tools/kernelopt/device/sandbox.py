@@ -173,8 +173,7 @@ class Sandbox:
                 while number == 1 and not self._waiting[0][1].until_ready(LOOK_EVERY_S):
                     if self._ending.is_set() or time.monotonic() > ends:
                         return
-                ahead = {"job": job, **self._bounds(), "writable": self._writable()}
-                self._waiting.append((job, Child(server, ahead=ahead)))
+                self._waiting.append((job, Child(server, ahead=self._ahead(job))))
 
     def _forked(self) -> list[tuple[str, Child]]:
         """The children that wait, once all are forked."""
@@ -256,7 +255,7 @@ class Sandbox:
         """`run_under` of the arguments and hidden files that `asked` returns, which may wait for them: the process has
         started by then. None ends it. ahead: it starts CUDA meanwhile. timeout_s: from when it is asked."""
         seal = secrets.token_hex(16)
-        bounds = {"job": job, **self._bounds(), "writable": self._writable()}
+        starter = 0 if self.isolation == "bwrap" else os.getpid()  # which numbers processes anew, and ends them with us
         with self.folder(job) as folder:
             # A name that no child knows: they may write in the folder.
             written, request, answer = (Path(folder, name) for name in (secrets.token_hex(8), "request.json", "report"))
@@ -268,11 +267,8 @@ class Sandbox:
                 written.write_text(self.request(seal, folder, job, *wanted), encoding="utf-8")
                 written.rename(request)
 
-            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer)]
-            command += [
-                "0" if self.isolation == "bwrap" else str(os.getpid())
-            ]  # which has its own numbers, and ends all
-            command += [json.dumps(bounds)] if ahead else []
+            command = [*self._wrapper(), *prefix, *WORKER, "once", str(request), str(answer), str(starter)]
+            command += [json.dumps(self._ahead(job))] if ahead else []
             ended, log = run_to_end(command, {**self._environment(), **environment}, folder, timeout_s, ask)
             report = Report(seal)
             with contextlib.suppress(OSError), open(answer, "rb") as file:
@@ -296,6 +292,10 @@ class Sandbox:
         bounds = {**self._bounds(), "device": "cpu"} if off_gpu else self._bounds()
         request = {"seal": seal, "folder": folder, "job": job, **bounds, "rules": rules, "arguments": arguments}
         return json.dumps(request, allow_nan=False)
+
+    def _ahead(self, job: str) -> dict:
+        """How a process gets ready for a job whose request comes later (worker.server._get_ready)."""
+        return {"job": job, **self._bounds(), "writable": self._writable()}
 
     def _bounds(self) -> dict:
         return {"device": "cuda" if self.gpu else "cpu", "confined": self.isolation == "landlock"}

@@ -197,18 +197,17 @@ def check_and_compile(
     if warning := cases.slow_in_interpreter(starter.inputs):
         say(warning)
     ends, case = began + plan.budget_s, {"inputs": starter.inputs[0].path}
-    half = began + plan.budget_s * (1 - COMPILING_SHARE if plan.compile_for else 1)
+    share = COMPILING_SHARE if plan.compile_for else 0  # of what is left, for compiling
     cuda = {one.name for one in plan.candidates if plan.compile_for and builds_cuda(one.source)}
     first = [one for one in entrants if one.name in cuda]
     if first:
         with starter.spent.noted("compile"):
-            compile_all(first, sandbox, case, plan, half, say)
+            compile_all(first, sandbox, case, plan, ends - share * plan.budget_s, say)
     done = [one for one in first if one.compiled and (one.compiled.cuda or one.compiled.refused)]
     tell_not_checked(done)
     left = [one for one in entrants if one not in done]
     with starter.spent.noted("check"):
-        share = COMPILING_SHARE if plan.compile_for else 0
-        start_all(starter, left, max(half, ends - share * (ends - time.monotonic())), say)
+        start_all(starter, left, ends - share * (ends - time.monotonic()), say)
     if plan.compile_for:
         with starter.spent.noted("compile"):
             compile_all(compilable(left), sandbox, case, plan, ends, say)

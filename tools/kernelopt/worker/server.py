@@ -160,8 +160,8 @@ def _become_job(ahead: dict | None, request: int, channel: int, log: int, orders
 
 def _get_ready(line: int | None, job: str, device: str, confined: bool, writable: list[str]) -> None:
     """Do what a job needs before its request comes, and say so on `line`, if there is one. Landlock binds only threads
-    that are made later, so it precedes CUDA. Whatever fails ends the process: the job then runs in a fresh one, which
-    reports why."""
+    that are made later, so it precedes CUDA. Whatever fails ends a forked child; the job then runs in a fresh one,
+    which reports why."""
     if confined:
         landlock.confine(writable)
     if job in jobs.IMPORTS:
