@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -395,8 +396,8 @@ def test_what_is_hopeless_has_two_turns_and_what_all_ratios_refer_to_all_of_them
     race = Race(entered, time.monotonic() + 60, against="eager")
     race.run(last=True, say=lambda text: None)
     calls = {one.name: one.process.calls for one in entered}
-    assert calls["probe"] == 3 + 1 and len(entered[2].rounds_us) == 2 and entered[2].dropped
-    assert calls["eager"] == 3 * halving.FIRST_ROUNDS
+    assert calls["probe"] == 4 + 1 and len(entered[2].rounds_us) == 2 and entered[2].dropped
+    assert calls["eager"] == 4 * halving.FIRST_ROUNDS
     assert calls["slow"] >= 3 * halving.FIRST_ROUNDS and entered[1].dropped  # slower, and not hopelessly
     assert [one.name for one in race.running()] == ["fast", "cold"]
 
@@ -457,6 +458,7 @@ class SmallCard:
     def __init__(self, holds: int, times_us: dict[str, float]):
         self.holds, self.times_us, self.started, self.entrants = holds, times_us, [], []
         self.judge, self.spent = SimpleNamespace(renew=lambda: None), Spent()
+        self.sandbox = SimpleNamespace(gpu=True)
 
     def start(self, entrant: entrants.Entrant, until: float) -> None:
         self.started.append(entrant.name)
@@ -740,6 +742,55 @@ def test_who_compiles_for_too_long_is_told_which_option_allows_more(
         in entrant.error
     )
     assert entrant.error.endswith(f"; a larger {advice} gives it more time" if advice else "47 s after its start")
+
+
+@pytest.mark.parametrize(
+    "status, last, expected",
+    [
+        (Status.OK, True, [("second", 10)]),
+        (Status.WRONG_VALUES, True, [("first", 0), ("second", 0)]),
+        (Status.WRONG_VALUES, False, [("second", 10)]),  # a later wave may have a right one
+    ],
+)
+def test_opponents_are_not_waited_for_once_the_candidates_are_checked(folder, status, last, expected):
+    """torch.compile of an opponent took 38 s more than eleven candidates, all of them wrong."""
+    hurried, told = [], threading.Event()
+
+    def hurry(opponents, until, why):
+        hurried.extend((one.name, round(until - time.monotonic())) for one in opponents)
+        assert (why == entrants.NONE_RIGHT) == (hurried[-1][1] == 0)
+        told.set()
+
+    def start(entrant, until):
+        if entrant.is_opponent and not entrant.is_probe:
+            assert told.wait(10)
+        entrant.status = status if entrant.name == "k" else Status.OK
+
+    wave = [entrants.Entrant(name, folder / f"{name}.py", is_opponent=True) for name in ("first", "second", "probe")]
+    wave[2].is_probe = True
+    wave.append(entrants.Entrant("k", folder / "k.py"))
+    judge, sandbox = SimpleNamespace(renew=lambda: None), SimpleNamespace(gpu=True)
+    starter = SimpleNamespace(judge=judge, sandbox=sandbox, start=start, hurry=hurry)
+    run.start_all(starter, wave, time.monotonic() + 60, lambda text: None, "first", last)
+    assert hurried == expected
+
+
+def test_an_opponent_that_is_not_waited_for_says_so(folder, monkeypatch):
+    class Compiling(Timed):
+        def __init__(self, *_):
+            super().__init__(1.0)
+
+        def answer(self, timeout_s) -> dict:
+            starter.hurry([entrant], time.monotonic() - 1, entrants.NOT_WAITED_FOR)
+            assert timeout_s() == pytest.approx(0.1)
+            raise standing.Ended(Outcome(None, None, None, True, 12.0, ""))
+
+    monkeypatch.setattr(standing, "Standing", Compiling)
+    entrant = entrants.Entrant("opponent", folder / "reference.py", is_opponent=True)
+    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder, gpu=True)
+    starter = entrants.Starter(sandbox, None, [], None, False, 60)
+    starter.start(entrant, until=time.monotonic() + 60)
+    assert entrant.status == Status.TIMEOUT and entrant.error.endswith("as long again, and no longer")
 
 
 def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypatch):

@@ -42,6 +42,18 @@ def test_an_honest_kernel_is_believed():
     assert raw_times.suspicious(raw(b_us=None, alone_us=[]), on_gpu=True) is None
 
 
+def test_inputs_that_hold_more_work_than_others_are_no_reason_to_disbelieve():
+    """Of packed documents: a long one has more scores. Two clocks are compared on the same inputs."""
+    uneven = {"a_us": [[310.0, 311.0], [497.0, 498.0]] * 30, "sets": 2, "bench_us": [499.0] * 9}
+    uneven |= {"wall_us": {"gpu": 496.0, "fresh": 312.0, "call": 499.0}, "fresh_set": 1}
+    assert raw_times.suspicious(raw(**uneven), on_gpu=True) is None
+    for changed in (
+        {"fresh_set": 0, "bench_us": [250.0] * 9},
+        {"wall_us": {"gpu": 496.0, "fresh": 497.0, "call": 499.0}},
+    ):
+        assert raw_times.suspicious(raw(**uneven | changed), on_gpu=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

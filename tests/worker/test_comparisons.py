@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernelopt.case_types import OutputCheck
-from kernelopt.worker import comparisons
+from kernelopt.worker import accuracy, comparisons
 from kernelopt.worker.contract import InvalidDeclaration
 
 PARAMETERS = ("scores", "lengths")
@@ -13,7 +13,7 @@ def compared(actual, expected, modes: dict, inputs=(), baseline=None) -> OutputC
     declared = comparisons.read(0, modes, PARAMETERS)
     exact = expected.double() if expected.is_floating_point() else expected
     baseline = expected if baseline is None else baseline
-    return comparisons.compare(actual, exact, baseline, 1e-4, 0.0, declared, list(inputs))
+    return comparisons.compare(actual, accuracy.Bounds(exact, baseline, 1e-4), declared, list(inputs))
 
 
 def right(*arguments, **options) -> bool:
@@ -59,7 +59,7 @@ def test_whole_numbers_may_be_off_by_one():
     expected = torch.randint(-127, 128, (40, 25), dtype=torch.int8)
     actual = expected.clone()
     actual[0, :5] = expected[0, :5] ^ 1
-    assert comparisons.compare(actual, expected, expected, 0.0, 0.0, None, []).errors.any
+    assert comparisons.compare(actual, accuracy.Bounds(expected, expected, 0.0), None, []).errors.any
     assert right(actual, expected, {"atol": 1, "share": 0.99}) and right(actual, expected, {"atol": 1})
     actual[0, 0] = 100 if expected[0, 0] < 0 else -100
     assert not right(actual, expected, {"atol": 1, "share": 0.99})

@@ -1,5 +1,6 @@
 """The entrants of an exploration: candidates to be checked, and opponents, which are only timed."""
 
+import functools
 import math
 import threading
 import time
@@ -44,6 +45,8 @@ NOT_YET = {  # before the end of a stage
 STUCK_IN_INTERPRETER = (
     "its first call did not end in {seconds:.0f} s on the CPU, which interprets kernels: it hangs, or is slow there"
 )
+NOT_WAITED_FOR = "the candidates were ready, and others than the first of --against have as long again, and no longer"
+NONE_RIGHT = "no candidate was right, so no opponent is waited for"
 MORE_BUDGET = "a larger --budget-seconds gives it more time"
 MORE_EACH = "a larger --candidate-seconds gives it more time"
 
@@ -164,6 +167,7 @@ class Starter:
         self.judge, self.libraries, self.candidate_s = judge, libraries, candidate_s
         self.spent = Spent()  # of the exploration's phases
         self._quickest_s = math.inf  # from a launch to the end of a first call
+        self._sooner: dict[str, tuple[float, str]] = {}  # opponents that must be ready by then, and why
 
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
@@ -182,7 +186,8 @@ class Starter:
         done = None
         try:
             for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
-                began, left_s = time.monotonic(), max(0.1, until - time.monotonic())
+                began = time.monotonic()
+                left_s = functools.partial(self._left_s, entrant, began, until)
                 done = entrant.process.answer(self.hang_s if stage == "ran" else left_s)
                 if stage == "ran":
                     self._quickest_s = min(self._quickest_s, time.monotonic() - began)
@@ -196,12 +201,21 @@ class Starter:
             if fault.status == Status.TIMEOUT:
                 stuck = STUCK[stage] if self.sandbox.gpu or stage != "launched" else STUCK_IN_INTERPRETER
                 stuck = stuck.format(seconds=ended.outcome.wall_s)
+                more = self._sooner.get(entrant.name, (until, more))[1]
                 fault = Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {more}")
             entrant.fail(fault)
             return
         entrant.status = Status.OK
         if fault:
             entrant.fail(fault)
+
+    def hurry(self, opponents: list[Entrant], until: float, why: str) -> None:
+        """Have those that are not ready yet end at that time of the monotonic clock."""
+        self._sooner |= {entrant.name: (until, why) for entrant in opponents}
+
+    def _left_s(self, entrant: Entrant, began: float, until: float) -> float:
+        """For a stage that began then, in seconds."""
+        return max(0.1, min(until, self._sooner.get(entrant.name, (math.inf, ""))[0]) - began)
 
     def hang_s(self) -> float:
         """How long a launched kernel may take to end."""

@@ -9,7 +9,7 @@ from . import halving
 from .entrants import Entrant
 
 TURN_US = 3000.0  # of calls in a candidate's turn
-CALLS = (3, 10)  # in a turn: at least, at most
+CALLS = (4, 10)  # in a turn: at least, at most; even, since values may make one of the two inputs more work
 FINAL_S = 6.0  # for the leaders, once the race is over
 MOVE_S = 60.0
 
@@ -124,7 +124,7 @@ class Race:
 
 def calls_in_a_turn(expected_us: float | None) -> int:
     least, most = CALLS
-    return least if expected_us is None else max(least, min(most, int(TURN_US / expected_us)))
+    return least if expected_us is None else max(least, min(most, 2 * int(TURN_US / expected_us / 2)))
 
 
 def turn_limit_s(expected_us: float | None) -> float:
@@ -132,4 +132,5 @@ def turn_limit_s(expected_us: float | None) -> float:
 
 
 def median_of(entrant: Entrant) -> float:
-    return statistics.median(entrant.calls_us) if entrant.calls_us else math.inf
+    """Of its rounds, in microseconds; of calls it would be that of one of the two inputs, where they differ in work."""
+    return statistics.median(one for one in entrant.rounds_us if one) if entrant.calls_us else math.inf

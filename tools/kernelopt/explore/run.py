@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import halving, resources
 from .candidates import Candidate, builds_cuda
-from .entrants import Entrant, Judge, KeyMetrics, Starter
+from .entrants import NONE_RIGHT, NOT_WAITED_FOR, Entrant, Judge, KeyMetrics, Starter
 from .race import Race, median_of
 
 SEEDS = 2
@@ -44,6 +45,7 @@ SUSTAINED_S = 0.5  # the second half counts
 MOST_SUSTAINED = 3  # of those in the lead, the best: half a second each
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
+LEAST_PATIENCE_S = 10.0  # for opponents, once the candidates are checked
 LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
 # Of the inputs of all seeds, in a process: those of the timed calls, those of the check, which lie between guard bands,
 # and the results of its calls; where a call changes inputs, their contents before it too.
@@ -330,7 +332,7 @@ def run_waves(
     while waiting:
         wave, *waiting = waiting
         with starter.spent.noted("compile and check"):
-            start_all(starter, wave, until, say)
+            start_all(starter, wave, until, say, race.against, last=not waiting)
             if ahead:
                 if waiting:
                     ahead.wait(min(LONGEST_WAIT_S, until - time.monotonic()))  # for those of later waves
@@ -358,12 +360,33 @@ def crowded_out(wave: list[Entrant], running: int) -> list[Entrant]:
     return [entrant for entrant in wave if entrant.status == Status.OOM] if running > 1 else []
 
 
-def start_all(starter: Starter, wave: list[Entrant], until: float, say: Callable[[str], None]) -> None:
-    """Compile and check the entrants of a wave, as many at a time as the machine has cores."""
+def start_all(
+    starter: Starter,
+    wave: list[Entrant],
+    until: float,
+    say: Callable[[str], None],
+    against: str | None = None,
+    last: bool = True,
+) -> None:
+    """Compile and check the entrants of a wave, as many at a time as the machine has cores. Opponents are waited for as
+    long again as the candidates took, but for `against`; none where no candidate of the last wave is right."""
     say(f"compiling and checking {len(wave)}")
     starter.judge.renew()
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(lambda entrant: starter.start(entrant, until), wave))
+    began, candidates = time.monotonic(), compilable(wave)
+    opponents = [one for one in wave if one not in candidates]
+    more = len(opponents) if starter.sandbox.gpu else 0  # which must keep no candidate waiting
+    with ThreadPoolExecutor((os.cpu_count() or 1) + more) as pool:
+        starts = {one.name: pool.submit(starter.start, one, until) for one in wave}
+        if opponents and candidates:
+            futures.wait(starts[one.name] for one in candidates)
+            now, checked = time.monotonic(), [one.status for one in candidates if not one.is_probe]
+            if last and checked and Status.OK not in checked:
+                starter.hurry(opponents, now, NONE_RIGHT)
+            else:
+                optional = [one for one in opponents if one.name != against]
+                starter.hurry(optional, now + max(LEAST_PATIENCE_S, now - began), NOT_WAITED_FOR)
+        for start in starts.values():
+            start.result()
 
 
 def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu_watch.Watch, plan: Plan) -> None:

@@ -25,10 +25,11 @@ SLACK_US = {True: 10.0, False: 200.0}
 class RawTimes:
     """The report of one process on one workload; times in microseconds, those of calls one by one.
 
-    window: begin and end, seconds since the epoch. sets: of inputs. alone_us: of the baseline before the kernel was
-    loaded. bench_us: of do_bench. empty_us: of an empty pair of events. outputs: [{set, output}] of some timed calls.
-    overwritten: a later call wrote into the output of a former one. differing: calls whose result differs from the
-    first on the same contents. after: {call_us, stray_us, idle_us}. gpu_state, wall_us: measured by this process."""
+    window: begin and end, seconds since the epoch. sets: of inputs; fresh_set: the one that calls on fresh memory read.
+    alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty pair of events.
+    outputs: [{set, output}] of some timed calls. overwritten: a later call wrote into the output of a former one.
+    differing: calls whose result differs from the first on the same contents. after: {call_us, stray_us, idle_us}.
+    gpu_state, wall_us: measured by this process."""
 
     clock: str
     window: list[float]
@@ -43,10 +44,17 @@ class RawTimes:
     differing: int
     gpu_state: GpuState | None
     wall_us: dict[str, float]
+    fresh_set: int = 0
     after: dict[str, float] | None = None
     traced_us: list[float] | None = None
     kernels: list[dict] | None = None
     graph_us: list[float] | None = None
+
+    def on_set(self, number: int) -> list[float]:
+        """The kernel's times on one set of inputs, by the order of worker.timing.PairedTiming.run_rounds; on all where
+        no round ran on it. Where values decide how much work there is, as lengths do, sets differ."""
+        own = [pair for at, pair in enumerate(self.a_us) if (at + 1) % self.sets == number]
+        return flat(own or self.a_us)
 
 
 def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
@@ -89,13 +97,16 @@ def suspicious(raw: RawTimes, on_gpu: bool) -> str | None:
 def suspicions(raw: RawTimes, on_gpu: bool) -> Iterator[str]:
     """Every two clocks, or two ways to call the kernel, that contradict each other."""
     factor, slack = DISAGREEMENT[on_gpu], SLACK_US[on_gpu]
-    own, quick = statistics.median(flat(raw.a_us)), Latency.of(flat(raw.a_us)).p20_us
     if on_gpu and (stray := worked_on(**raw.after)):
         yield stray
-    for name, where in (("gpu", "on the same memory"), ("fresh", "on memory that is new to it")):
+    for name, where, of_set in (
+        ("gpu", "on the same memory", 0),
+        ("fresh", "on memory that is new to it", raw.fresh_set),
+    ):
+        own = statistics.median(raw.on_set(of_set))
         if (outside := raw.wall_us[name]) > factor * own + slack:
             yield f"a call {where} takes {outside:.0f} us by the clock of another process and {own:.0f} us by its own"
-    bench = statistics.median(raw.bench_us)
+    bench, quick = statistics.median(raw.bench_us), Latency.of(raw.on_set(0)).p20_us
     if quick > factor * bench + slack:
         yield f"a call takes {bench:.0f} us in do_bench, on the same inputs, and {quick:.0f} us on inputs in turn"
     fresh = raw.a_us[: raw.sets - 1]

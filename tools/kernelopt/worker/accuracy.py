@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 
@@ -14,55 +15,109 @@ LOST = 0.5  # an element is lost when its error exceeds this share of it, whatev
 TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush smaller numbers to zero
 CHUNK = 1 << 26  # elements that are worked on at once
 FEW = 32  # no share is reported for fewer elements
+ROW = 16  # elements along the last dimension, at least, that have a scale of their own
 
 
 def compare(
     actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, least_rms: float = 0.0
 ) -> OutputCheck:
     """`actual` beside `oracle` (the reference in high precision) and `baseline` (the reference in the task's own dtype,
-    whose shape, dtype and stride are the ones expected). See `errors_of`."""
-    dense = baseline.clone()  # a slice of something larger counts as dense
-    comparable = actual.shape == oracle.shape and actual.dtype == baseline.dtype
-    errors = errors_of(actual, oracle, baseline, tolerance, least_rms) if comparable else None
-    return OutputCheck(layout_of(actual), layout_of(dense), errors)
+    whose shape, dtype and stride are the ones expected). See `Bounds`."""
+    return Bounds(oracle, baseline, tolerance, least_rms).check(actual)
 
 
 def layout_of(tensor: torch.Tensor) -> OutputLayout:
     return OutputLayout(list(tensor.shape), str(tensor.dtype), significant_stride(tensor))
 
 
-def errors_of(
-    actual: torch.Tensor, oracle: torch.Tensor, baseline: torch.Tensor, tolerance: float, least_rms: float = 0.0
-) -> OutputErrors:
-    """The errors of `actual`, which has the shape of `oracle` and the dtype of `baseline`.
+class Bounds:
+    """How far an output may be from the oracle's; what does not depend on the output is computed once.
 
-    An element is wrong when |actual - oracle| > bound * (|oracle| + rms(oracle)), so that zeros fail whatever the scale
-    of the result is. bound: the tolerance, or twice the baseline's own worst error where PyTorch is less exact than
-    that (at most BASELINE_CAP tolerances). An element that agrees with the baseline within the tolerance is right too:
-    rounding decides an argmax, and fp16 overflows. least_rms: replaces a smaller rms, because a single sum near 0, or a
-    result that is 0 but for rounding, is no scale.
+    An element is wrong when |actual - oracle| > bound * (|oracle| + scale), so that zeros fail whatever the scale of
+    the result is. scale: see `Scale`. bound: the tolerance, or twice the baseline's own worst error where PyTorch is
+    less exact than that (at most BASELINE_CAP tolerances). An element that agrees with the baseline within the
+    tolerance is right too: rounding decides an argmax, and fp16 overflows.
     """
-    actual, exact, baseline = (comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
-    rms = max(root_mean_square(exact), least_rms)
-    tiny = max(TINY, tolerance * least_rms)
-    theirs = deviation(baseline, exact, tolerance, rms, tiny=tiny)
-    bound = max(tolerance, min(2 * theirs.max_rel, BASELINE_CAP * tolerance))
-    own = deviation(actual, exact, bound, rms, baseline, tiny)
-    return OutputErrors(
-        elements=exact.numel(),
-        finite=sum(int(torch.isfinite(part).sum()) for part in pieces(exact)),
-        rms=rms,
-        bound=bound,
-        max_rel=own.max_rel,
-        mismatches=own.mismatches,
-        nonfinite=own.nonfinite,
-        spurious=own.spurious,
-        infinite=own.infinite,
-        first_bad_index=own.first_bad,
-        baseline_max_rel=theirs.max_rel,
-        lost_pct=own.lost_pct(),
-        baseline_lost_pct=theirs.lost_pct(),
-    )
+
+    def __init__(
+        self,
+        oracle: torch.Tensor,
+        baseline: torch.Tensor,
+        tolerance: float,
+        least_rms: float = 0.0,
+        scale: "Scale | None" = None,
+    ):
+        """least_rms: see `scale_of`. scale: None for the oracle's own."""
+        self.oracle, self.baseline, self.tolerance, self.least_rms = oracle, baseline, tolerance, least_rms
+        self.scale = scale or scale_of(oracle, least_rms)
+        self._exact, self._flat_baseline = (comparable(tensor).reshape(-1) for tensor in (oracle, baseline))
+        self._tiny = max(TINY, tolerance * least_rms)
+        self._finite = sum(int(torch.isfinite(part).sum()) for part in pieces(self._exact))
+        self._theirs = deviation(self._flat_baseline, self._exact, tolerance, self.scale, tiny=self._tiny)
+        self._bound = max(tolerance, min(2 * self._theirs.max_rel, BASELINE_CAP * tolerance))
+
+    def check(self, actual: torch.Tensor) -> OutputCheck:
+        """An output beside these; without errors where its shape or dtype is another."""
+        dense = self.baseline.clone()  # a slice of something larger counts as dense
+        alike = actual.shape == self.oracle.shape and actual.dtype == self.baseline.dtype
+        return OutputCheck(layout_of(actual), layout_of(dense), self.errors_of(actual) if alike else None)
+
+    def errors_of(self, actual: torch.Tensor) -> OutputErrors:
+        """The errors of an output of the oracle's shape and the baseline's dtype."""
+        flat = comparable(actual).reshape(-1)
+        own = deviation(flat, self._exact, self._bound, self.scale, self._flat_baseline, self._tiny)
+        return OutputErrors(
+            elements=self._exact.numel(),
+            finite=self._finite,
+            rms=self.scale.rms,
+            bound=self._bound,
+            max_rel=own.max_rel,
+            mismatches=own.mismatches,
+            nonfinite=own.nonfinite,
+            spurious=own.spurious,
+            infinite=own.infinite,
+            first_bad_index=own.first_bad,
+            baseline_max_rel=self._theirs.max_rel,
+            lost_pct=own.lost_pct(),
+            baseline_lost_pct=self._theirs.lost_pct(),
+        )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What an error is compared with, beside the element itself: the rms of the output, or that of the element's row
+    where it is larger. In causal attention the first rows are averages of few values, so they and their roundings are
+    larger than the others. rows: the larger one of both for each row of so many elements; None without rows."""
+
+    rms: float
+    rows: torch.Tensor | None = None
+    row: int = 1
+
+    def of(self, start: int, stop: int) -> float | torch.Tensor:
+        """Of flat elements."""
+        if self.rows is None:
+            return self.rms
+        each = self.rows[start // self.row : -(-stop // self.row)].repeat_interleave(self.row)
+        return each[start % self.row :][: stop - start]
+
+    def at(self, mask: torch.Tensor, rms: float) -> "Scale":
+        """Of the elements that a mask of the output chooses, flat; rms: of these alone."""
+        if self.rows is None:
+            return Scale(rms)
+        chosen = self.rows.repeat_interleave(self.row).view(mask.shape)[mask]
+        return Scale(rms, chosen.clamp(min=rms))
+
+
+def scale_of(oracle: torch.Tensor, least_rms: float = 0.0) -> Scale:
+    """least_rms: replaces a smaller rms of the output, because a single sum near 0, or a result that is 0 but for
+    rounding, is no scale."""
+    values = comparable(oracle)
+    rms, row = max(root_mean_square(values), least_rms), values.shape[-1] if values.dim() > 1 else 0
+    if not ROW <= row <= CHUNK or values.numel() == row or not rms:
+        return Scale(rms)
+    by_row = values.reshape(-1, row).split(CHUNK // row)
+    rows = torch.cat([(zeroed(part) / rms).square().mean(1).sqrt() for part in by_row])
+    return Scale(rms, rms * rows.clamp(min=1.0), row)
 
 
 def root_mean_square(values: torch.Tensor) -> float:
@@ -101,13 +156,13 @@ def deviation(
     actual: torch.Tensor,
     exact: torch.Tensor,
     bound: float,
-    rms: float,
+    scale: Scale,
     also: torch.Tensor | None = None,
     tiny: float = TINY,
 ) -> "Deviation":
     """Error statistics of flat tensors against `exact`; an element within the bound of `also` has no error, and one
     below `tiny` cannot be lost."""
-    statistics = Deviation(bound, rms, tiny)
+    statistics = Deviation(bound, scale, tiny)
     whole = not any(t.dtype == torch.bool or t.is_floating_point() for t in (actual, exact, also) if t is not None)
     for start in range(0, exact.numel(), CHUNK):
         parts = [None if t is None else t[start : start + CHUNK] for t in (actual, exact, also)]
@@ -120,16 +175,17 @@ def deviation(
 class Deviation:
     """Running error statistics of one tensor against the oracle."""
 
-    def __init__(self, bound: float, rms: float, tiny: float = TINY):
-        self.bound, self.rms, self.tiny = bound, rms, tiny
+    def __init__(self, bound: float, scale: Scale, tiny: float = TINY):
+        self.bound, self.scale, self.tiny = bound, scale, tiny
         self.max_rel = 0.0
         self.mismatches = self.nonfinite = self.spurious = self.infinite = self.lost = self.weighed = 0
         self.first_bad: int | None = None
 
     def add(self, actual: torch.Tensor, exact: torch.Tensor, also: torch.Tensor | None, offset: int) -> None:
-        error, nonfinite_mismatch = self._errors(actual, exact)
+        scale = self.scale.of(offset, offset + exact.numel())
+        error, nonfinite_mismatch = self._errors(actual, exact, scale)
         if also is not None:
-            other, other_nonfinite = self._errors(actual, also)
+            other, other_nonfinite = self._errors(actual, also, scale)
             agrees = (other <= self.bound) & ~other_nonfinite
             error = torch.where(agrees, torch.minimum(error, other), error)
             nonfinite_mismatch &= ~agrees
@@ -149,12 +205,15 @@ class Deviation:
         """Share of the elements that are not 0 (nor subnormal) whose error exceeds half of themselves."""
         return 100 * self.lost / self.weighed if self.weighed >= FEW else 0.0
 
-    def _errors(self, actual: torch.Tensor, expected: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(|error| / (|expected| + rms), where only one of the two is finite or they are different infinities)"""
+    @staticmethod
+    def _errors(
+        actual: torch.Tensor, expected: torch.Tensor, scale: float | torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(|error| / (|expected| + scale), where only one of the two is finite or they are different infinities)"""
         same = (actual == expected) | (torch.isnan(actual) & torch.isnan(expected))
         finite = torch.isfinite(expected) & torch.isfinite(actual)
-        scale = torch.where(finite, expected.abs(), 0.0) + self.rms
-        error = torch.where(finite & ~same, (actual - expected).abs() / scale, 0.0)
+        error = (actual - expected).abs() / (torch.where(finite, expected.abs(), 0.0) + scale)
+        error = torch.where(finite & ~same, error, 0.0)
         return error.clamp(max=LARGEST_ERROR), ~finite & ~same
 
 

@@ -26,7 +26,7 @@ from .contract import InvalidDeclaration
 # The largest values that a task may declare. A looser bound would pass kernels that leave out a part of the work.
 LIMITS = {"atol": (0.0, math.inf), "rtol": (0.0, 0.5), "share": (0.9, 1.0), "cap": (0.0, math.inf), "rms": (0.0, 0.1)}
 COUNTABLE = 256  # elements: of fewer, chance moves the share that is within a bound
-DEFAULT_CAP = 0.5  # of (|reference| + rms), where not every element must be within a bound and no cap is declared
+DEFAULT_CAP = 0.5  # of (|reference| + scale), where not every element must be within a bound and no cap is declared
 
 
 @dataclass(frozen=True)
@@ -117,35 +117,49 @@ def of_inputs(mode: str, function: Callable, parameters: tuple[str, ...], inputs
 
 def compare(
     actual: torch.Tensor,
-    oracle: torch.Tensor,
-    baseline: torch.Tensor,
-    tolerance: float,
-    least_rms: float,
+    bounds: accuracy.Bounds,
     declared: Comparison | None,
     inputs: list,
     roughly: float = 0.0,
 ) -> OutputCheck:
-    """accuracy.compare, or what the declared modes make of the errors.
+    """bounds.check, or what the declared modes make of the errors.
 
-    inputs: of the call, before it. roughly: a share of (|reference| + rms) by which any element may be off, on values
+    inputs: of the call, before it. roughly: a share of (|reference| + scale) by which any element may be off, on values
     that the task does not have.
     """
-    usual = accuracy.compare(actual, oracle, baseline, tolerance, least_rms)
+    usual = bounds.check(actual)
     if declared is None or usual.errors is None:
         return usual
-    mask = mask_of(declared, inputs, baseline)
+    mask = mask_of(declared, inputs, bounds.baseline)
     if declared.ties:
-        return replace(usual, errors=ties(usual.errors, actual, baseline, mask, declared, inputs))
-    parts = [tensor.reshape(-1) if mask is None else tensor[mask] for tensor in (actual, oracle, baseline)]
-    if declared.group is not None:
-        groups = groups_of(declared, inputs, baseline)
-        groups = groups.reshape(-1) if mask is None else groups[mask]
-        parts = [sorted_within(tensor, groups) for tensor in parts]
-    errors = accuracy.errors_of(*parts, tolerance, least_rms)
+        return replace(usual, errors=ties(usual.errors, actual, bounds.baseline, mask, declared, inputs))
+    parts, scale, errors = [actual, bounds.oracle, bounds.baseline], bounds.scale, usual.errors
+    if mask is not None or declared.group is not None:
+        parts, scale = chosen(parts, bounds, mask, declared, inputs)
+        errors = accuracy.Bounds(*parts[1:], bounds.tolerance, bounds.least_rms, scale).errors_of(parts[0])
     if mask is not None and errors.first_bad_index is not None:
         index = int(mask.reshape(-1).nonzero()[errors.first_bad_index])
         errors = replace(errors, first_bad_index=index)
-    return replace(usual, errors=bounded(*parts, errors, declared, roughly) if declared.bounded else errors)
+    return replace(usual, errors=bounded(*parts, scale, errors, declared, roughly) if declared.bounded else errors)
+
+
+def chosen(
+    tensors: list[torch.Tensor],
+    bounds: accuracy.Bounds,
+    mask: torch.Tensor | None,
+    declared: Comparison,
+    inputs: list,
+) -> tuple[list[torch.Tensor], accuracy.Scale]:
+    """(the tensors, the oracle second, flat: what the mask chooses, each group of a set in ascending order; the scale
+    of these elements)"""
+    parts = [tensor.reshape(-1) if mask is None else tensor[mask] for tensor in tensors]
+    alone = accuracy.scale_of(parts[1], bounds.least_rms)
+    if declared.group is not None:
+        groups = groups_of(declared, inputs, bounds.baseline)
+        groups = groups.reshape(-1) if mask is None else groups[mask]
+        return [sorted_within(tensor, groups) for tensor in parts], alone
+    counted = torch.where(mask, accuracy.comparable(bounds.oracle), 0)  # what does not count is no scale
+    return parts, accuracy.scale_of(counted, bounds.least_rms).at(mask, alone.rms)
 
 
 def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.Tensor | None:
@@ -256,20 +270,20 @@ def bounded(
     actual: torch.Tensor,
     oracle: torch.Tensor,
     baseline: torch.Tensor,
+    scale: accuracy.Scale,
     usual: OutputErrors,
     declared: Comparison,
     roughly: float,
 ) -> OutputErrors:
-    """The errors of flat outputs under declared bounds. An element within the bound of the reference in the task's own
+    """The errors of an output under declared bounds. An element within the bound of the reference in the task's own
     dtype is right too."""
+    actual, oracle, baseline = (accuracy.comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
     count, beyond, largest, squares = 0, 0, 0.0, 0.0
     for start in range(0, oracle.numel(), accuracy.CHUNK):
-        got, exact, theirs = (
-            accuracy.comparable(t[start : start + accuracy.CHUNK]) for t in (actual, oracle, baseline)
-        )
-        error, scale = least_error(got, exact, theirs)
-        weighed = scale + usual.rms
-        allowed = bound_of(declared, scale, weighed, usual.bound)
+        stop = min(start + accuracy.CHUNK, oracle.numel())
+        error, size = least_error(*(tensor[start:stop] for tensor in (actual, oracle, baseline)))
+        weighed = size + scale.of(start, stop)
+        allowed = bound_of(declared, size, weighed, usual.bound)
         cap = declared.cap if declared.cap is not None else torch.maximum(allowed, DEFAULT_CAP * weighed)
         count += int((error > torch.maximum(allowed, roughly * weighed)).sum()) if declared_alone(declared) else 0
         beyond += int((error > torch.clamp(roughly * weighed, min=0.0).maximum(torch.as_tensor(cap).to(error))).sum())
@@ -322,8 +336,8 @@ def least_error(actual: torch.Tensor, exact: torch.Tensor, theirs: torch.Tensor)
     return torch.where(error.isinf(), 0.0, error), torch.where(torch.isfinite(exact), exact.abs(), 0.0)
 
 
-def bound_of(declared: Comparison, scale: torch.Tensor, weighed: torch.Tensor, usual: float) -> torch.Tensor:
-    """The error that each element may have."""
+def bound_of(declared: Comparison, size: torch.Tensor, weighed: torch.Tensor, usual: float) -> torch.Tensor:
+    """The error that each element may have. size: its |reference|; weighed: that and its scale."""
     if declared.atol is None and declared.rtol is None:
         return usual * weighed
-    return (declared.atol or 0.0) + (declared.rtol or 0.0) * scale
+    return (declared.atol or 0.0) + (declared.rtol or 0.0) * size

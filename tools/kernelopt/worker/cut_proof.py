@@ -162,7 +162,7 @@ def difference_of(actual: torch.Tensor, expected: torch.Tensor) -> float:
     a, b = (accuracy.comparable(one).reshape(-1) for one in (actual, expected))
     if torch.equal(a, b) or not a.numel():
         return 0.0
-    deviation = accuracy.deviation(a, b, 0.0, accuracy.root_mean_square(b))
+    deviation = accuracy.deviation(a, b, 0.0, accuracy.Scale(accuracy.root_mean_square(b)))
     return accuracy.LARGEST_ERROR if deviation.nonfinite else deviation.max_rel
 
 

@@ -1,5 +1,6 @@
 """One output that the reference expects: how far another one may be from it, and the comparison of the two."""
 
+import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,7 +29,7 @@ class ExpectedOutput:
     """An output of the reference, in the task's own dtype (baseline) and in the highest precision (oracle), and how
     another is compared with it.
 
-    bound, least_rms: see accuracy.errors_of. roughly: see comparisons.compare. inputs: of the call, before it.
+    bound, least_rms: see accuracy.Bounds. roughly: see comparisons.compare. inputs: of the call, before it.
     declared: what COMPARE says of it. sampled: how a kernel draws it, by the probabilities that the oracle then holds.
     changed: the input that it is the contents of; None for what forward returns."""
 
@@ -46,15 +47,17 @@ class ExpectedOutput:
         """A kernel's output beside this one, as the task declares it; of a changed input also what must have stayed."""
         if self.sampled:
             return sampling.compare(actual, self.oracle)
-        compared = comparisons.compare(
-            actual, self.oracle, self.baseline, self.bound, self.least_rms, self.declared, self.inputs, self.roughly
-        )
+        compared = comparisons.compare(actual, self._bounds, self.declared, self.inputs, self.roughly)
         if self.changed is None or compared.errors is None:
             return compared
         before = self.changed.before
         touched = disturbed(actual, before, self.oracle, self.baseline, self._counts(before))
         unchanged = state.identical(actual, before)
         return replace(compared, input=self.changed.name, unchanged=unchanged, disturbed=touched)
+
+    @functools.cached_property
+    def _bounds(self) -> accuracy.Bounds:
+        return accuracy.Bounds(self.oracle, self.baseline, self.bound, self.least_rms)
 
     def accepts(self, actual: torch.Tensor | None) -> bool:
         """Would it pass as a kernel's output?"""
@@ -65,8 +68,8 @@ class ExpectedOutput:
 
     def is_repeated_by(self, again: torch.Tensor) -> bool:
         """Does a second result of the reference, in the task's own dtype, agree with the first one?"""
-        first = self.baseline
-        errors = comparisons.compare(again, first, first, self.bound, 0.0, self.declared, self.inputs).errors
+        bounds = accuracy.Bounds(self.baseline, self.baseline, self.bound)
+        errors = comparisons.compare(again, bounds, self.declared, self.inputs).errors
         return errors is not None and not errors.any
 
     def is_unseen(self) -> bool:

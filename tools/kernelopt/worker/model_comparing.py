@@ -57,13 +57,13 @@ def deviation_of(
 ) -> accuracy.Deviation:
     """How far a tensor is from the exact one. The tolerance is allowed, or twice the error of the plain one, up to
     `cap` tolerances; what is within that of the plain one is right too."""
+    scale = accuracy.scale_of(exact)
     actual, exact, plain = (accuracy.comparable(one).reshape(-1) for one in (actual, exact, plain))
-    rms = accuracy.root_mean_square(exact)
     if not exact.numel():
-        return accuracy.Deviation(tolerance, rms)
-    theirs = 2 * accuracy.deviation(plain, exact, tolerance, rms).max_rel
+        return accuracy.Deviation(tolerance, scale)
+    theirs = 2 * accuracy.deviation(plain, exact, tolerance, scale).max_rel
     allowed = max(tolerance, min(theirs, cap * tolerance) if tolerance else theirs)
-    return accuracy.deviation(actual, exact, allowed, rms, plain)
+    return accuracy.deviation(actual, exact, allowed, scale, plain)
 
 
 def reason(error: BaseException) -> str:

@@ -92,8 +92,8 @@ class WorkloadTimes:
     """The raw times of one workload, see measure.raw_times.RawTimes. window: seconds since the epoch. sets: number of
     input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
     pair of events. outputs: of the calls to judge, see TimedCalls. overwritten: a later call wrote into the
-    output of a former one. differing: calls whose result differs from the first one on their set. on_gpu: None on
-    a CPU."""
+    output of a former one. differing: calls whose result differs from the first one on their set. fresh_set: whose
+    contents the calls on fresh memory read. on_gpu: None on a CPU."""
 
     clock: str
     window: list[float]
@@ -105,6 +105,7 @@ class WorkloadTimes:
     outputs: list[StoredOutput]
     overwritten: bool
     differing: int
+    fresh_set: int
     on_gpu: GpuTimes | None
 
     def to_json(self) -> dict:
@@ -136,6 +137,7 @@ class PairedTiming:
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.alone_us: list[float] = []
+        self.fresh_set = 0  # whose contents the calls on fresh memory read
         self.launch_us = 0.0  # what the host needs for a call of the kernel
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
         self.calls = TimedCalls()
@@ -232,6 +234,7 @@ class PairedTiming:
             outputs=outputs,
             overwritten=overwritten,
             differing=self.calls.differing["a"],
+            fresh_set=self.fresh_set,
             on_gpu=self._on_gpu(call, trace) if self.context.device == "cuda" else None,
         )
 
@@ -319,7 +322,7 @@ class PairedTiming:
 
     def _fresh_stretch(self, name: str, calls: int) -> bool:
         like_the_first = [number for number in range(len(self.sets)) if self._layout(number) == self._layout(0)]
-        number = like_the_first[randbelow(len(like_the_first))]
+        self.fresh_set = number = like_the_first[randbelow(len(like_the_first))]
         contents = self.contents[number]
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(tensor_trees.held_bytes(contents), 1) + 1)
         memory = [memories_like(contents) for _ in range(copies)]
