@@ -24,6 +24,7 @@ from kernelopt.gate.readiness import RoundStart
 from kernelopt.gate.rounds import RoundResult
 from kernelopt.measure import timing
 from kernelopt.session import platforms, record_store, workspace
+from kernelopt.session.explorations import SUSTAINED_IN_TRIALS as SUSTAINED
 from kernelopt.session.record import Optimization, PreviousComparison
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Speed, Status
@@ -162,19 +163,25 @@ def test_the_result_says_which_of_its_times_an_exploration_measures(ready):
 
 
 @pytest.mark.parametrize(
-    ("bound", "library_rate", "said"),
+    ("bound", "library_rate", "sustained_us", "said"),
     [
-        ("compute", False, "71.7 % of the floor, 80.1 % by the cold GPU time"),
-        ("compute", True, "71.7 % of a library's rate, which is no floor"),
-        ("memory", False, "71.7 % of the floor"),
+        ("compute", False, None, "71.7 % of the floor, 80.1 % by the cold GPU time"),
+        (
+            "compute",
+            False,
+            510.0,
+            f"71.7 % of the floor, 80.1 % by the cold GPU time; cold it is 89.6 % of {SUSTAINED}",
+        ),
+        ("compute", True, 510.0, f"71.7 % of a library's rate, which is no floor; cold it is 89.6 % of {SUSTAINED}"),
+        ("compute", True, None, "71.7 % of a library's rate, which is no floor"),
+        ("memory", False, None, "71.7 % of the floor"),
     ],
 )
-def test_the_share_of_a_cold_floor_is_told_by_the_cold_time_too(ready, bound, library_rate, said):
+def test_the_share_of_a_cold_floor_is_told_by_the_cold_time_too(ready, bound, library_rate, sustained_us, said):
     """The latency of the record is of a warm card under its power cap. Agents took 72 % of a cold floor for much left."""
     plan, measurement = propose(ready, "v1"), recorded("v1", ready)
-    used = replace(
-        measurement.utilization, floor_us=456.1, floor_share_pct=71.7, bound=bound, library_rate=library_rate
-    )
+    used = replace(measurement.utilization, floor_us=456.1, floor_share_pct=71.7, sustained_us=sustained_us)
+    used = replace(used, bound=bound, library_rate=library_rate)
     timings = {**measurement.timings, "default": replace(measurement.timings["default"], gpu_us=569.4)}
     result = settled(ready, "v1", plan, replace(measurement, timings=timings, utilization=used))
     assert said in result.lines()

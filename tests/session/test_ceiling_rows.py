@@ -277,3 +277,13 @@ def test_the_former_name_measures_bandwidth_alone_and_keeps_its_keys(product, ru
 
 def test_the_librarys_product_has_about_as_many_operations():
     assert tensor_rates.size_of(FLOPS) == 4096 and tensor_rates.size_of(8) == 1024
+
+
+def test_the_time_at_the_sustained_rate_is_that_of_bare_operations_alone():
+    """That of an H100's fp8, of other cards of that name; a memory-bound problem and a library's rate have none."""
+    roof = roofline.roof(wiki.product("H100 SXM"), "fp8")
+    used = roofline.utilization(855.0, 1_099_511_627_776, 369_229_824, roof)
+    assert used.library_rate and used.sustained_us == pytest.approx(1_099_511.627776 / roof.sustained_compute.value)
+    assert roofline.utilization(855.0, 1 << 20, 369_229_824, roof).sustained_us is None
+    library = replace(roof, sustained_compute=replace(roof.sustained_compute, metric="measured_fp8_matmul_sustained"))
+    assert roofline.utilization(855.0, 1 << 40, 369_229_824, library).sustained_us is None

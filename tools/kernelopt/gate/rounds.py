@@ -82,9 +82,8 @@ class RoundResult:
             text.append(f"{name}: {one.latency.median_us:.2f} us{cold}{paired}")
         used = measured.utilization
         if used and used.floor_us:
-            beyond, cold_us = roofline.beyond_floor(used), measured.timings["default"].gpu_us
-            of_cold_calls = used.bound == "compute" and not (used.library_rate or used.documented)
-            cold = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if cold_us and of_cold_calls else ""
+            beyond = roofline.beyond_floor(used)
+            cold = cold_shares(used, measured.timings["default"].gpu_us)
             text.append(roofline.share_words(used) + cold + (f"; {beyond}" if beyond else ""))
         if measured.seconds:
             steps = {step: seconds for step, seconds in measured.seconds.items() if step != "all"}
@@ -92,6 +91,18 @@ class RoundResult:
         if self.commit:
             text.append(f"commit {self.commit}")
         return text
+
+
+def cold_shares(used: roofline.Utilization, cold_us: float | None) -> str:
+    """What the cold time of a compute-bound problem says: its share of a floor that was measured cold, and of the rate
+    that the bare operations sustain."""
+    if not cold_us or used.bound != "compute":
+        return ""
+    has_floor = not (used.library_rate or used.documented)
+    floor = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if has_floor else ""
+    if used.sustained_us is None:
+        return floor
+    return f"{floor}; cold it is {100 * used.sustained_us / cold_us:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
 
 
 def judge(

@@ -187,7 +187,8 @@ class Utilization:
     rates are None.
 
     bandwidth_gbps: from the least bytes. The next six fields are those of Bound. …_pct: shares of the documented
-    peaks, and of the floor (100 is the floor itself). limit_us: see physical_limit_us.
+    peaks, and of the floor (100 is the floor itself). limit_us: see physical_limit_us. sustained_us: the time of the
+    FLOPs at the rate that the bare operations sustain; None for other bounds, and where it is unknown.
     """
 
     time_us: float
@@ -204,6 +205,7 @@ class Utilization:
     floor_share_pct: float | None = None
     limit_us: float | None = None
     below_physical_limit: bool = False
+    sustained_us: float | None = None
 
     def to_json(self) -> dict:
         return asdict(self)
@@ -259,7 +261,15 @@ def utilization(
         floor_share_pct=100 * limits.floor_us / time_us,
         limit_us=limit_us,
         below_physical_limit=time_us < limit_us,
+        sustained_us=_sustained_us(flops, limits, roof),
     )
+
+
+def _sustained_us(flops: int, limits: Bound, roof: Roof) -> float | None:
+    row = roof.sustained_compute
+    if limits.bound != "compute" or row is None or is_library_rate(row.metric):
+        return None
+    return flops / (row.value * 1e12) * 1e6
 
 
 def share_words(result: Utilization) -> str:
