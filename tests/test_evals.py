@@ -310,6 +310,8 @@ TRIALS = {
     "maxsim": {"queries": 3, "query_tokens": 2, "documents": 4, "tokens": 8},
     "siglip_loss": {"pairs": 5, "width": 6},
     "down_norm": {"tokens": 5, "inner": 8192, "width": 2048},
+    "packed_attention": {"tokens": 12, "documents": 4, "heads": 4, "key_heads": 2, "width": 16},
+    "fp8_gelu": {"tokens": 5, "width": 32, "channels": 7},
 }
 
 
@@ -322,7 +324,7 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 
 PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
-    *("norm_projection", "siglip_loss", "window_attention"),
+    *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
 ]
 
 
@@ -444,6 +446,17 @@ def test_the_latest_problems_compute_what_they_say():
     summed = torch.einsum("ti,wi->tw", hidden, model.weight) + residual
     assert torch.allclose(stream, summed, rtol=1e-4, atol=1e-4)
     assert torch.allclose(norm, torch.nn.functional.rms_norm(summed, (2048,), model.gain, 1e-6), rtol=1e-4, atol=1e-3)
+    y, (_, q, k, v, offsets) = built("packed_attention", {TRIALS["packed_attention"]!r})
+    owner = torch.bucketize(torch.arange(len(q)), offsets[1:], right=True)
+    k, v = (one.repeat_interleave(2, dim=1) for one in (k, v))
+    seen = (owner[:, None] == owner) & torch.ones(len(q), len(q), dtype=torch.bool).tril()
+    scores = torch.einsum("ihd,jhd->hij", q, k) / q.shape[2] ** 0.5
+    weights = torch.where(seen, scores, -torch.inf).softmax(-1)
+    assert torch.allclose(y, torch.einsum("hij,jhd->ihd", weights, v), rtol=1e-4, atol=1e-5)
+    y, (_, x, weight, scale_x, scale_w, bias) = built("fp8_gelu", {TRIALS["fp8_gelu"]!r}, None)
+    summed = torch.einsum("ti,ci->tc", x.double() * scale_x, weight.double() * scale_w[:, None]) + bias
+    inner = torch.tanh((2 / torch.pi) ** 0.5 * (summed + 0.044715 * summed**3))
+    assert torch.allclose(y.double(), summed * (1 + inner) / 2, rtol=0.01, atol=0.01)
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)
