@@ -97,6 +97,17 @@ def test_scales_of_pieces_that_begin_within_a_row():
     assert torch.equal(scale.at(mask, 0.0).of(0, int(mask.sum())), each.view(10, 24)[mask])
 
 
+def test_a_mask_chooses_among_complex_numbers():
+    exact = torch.randn(6, 20, dtype=torch.complex128)
+    mask = torch.arange(20)[None, :] < 7
+    declared = comparisons.Comparison(("x",), valid=lambda x: mask)
+    for column, wrong in ((3, 1), (9, 0)):
+        off = exact.clone()
+        off[2, column] += 1
+        found = comparisons.compare(off, accuracy.Bounds(exact, exact, 1e-2), declared, [exact])
+        assert found.errors.mismatches == wrong
+
+
 def test_what_a_declaration_leaves_out_is_no_scale():
     exact = torch.randn(32, 64, dtype=torch.float64)
     mask = torch.arange(64)[None, :] < 40

@@ -158,6 +158,8 @@ def chosen(
         groups = groups_of(declared, inputs, bounds.baseline)
         groups = groups.reshape(-1) if mask is None else groups[mask]
         return [sorted_within(tensor, groups) for tensor in parts], alone
+    if bounds.scale.rows is None:  # of complex numbers too, whose parts are a dimension more
+        return parts, alone
     counted = torch.where(mask, accuracy.comparable(bounds.oracle), 0)  # what does not count is no scale
     return parts, accuracy.scale_of(counted, bounds.least_rms).at(mask, alone.rms)
 
