@@ -312,6 +312,7 @@ TRIALS = {
     "down_norm": {"tokens": 5, "inner": 8192, "width": 2048},
     "packed_attention": {"tokens": 12, "documents": 4, "heads": 4, "key_heads": 2, "width": 16},
     "fp8_gelu": {"tokens": 5, "width": 32, "channels": 7},
+    "gated_output": {"tokens": 5, "width": 16},
 }
 
 
@@ -325,6 +326,7 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
     *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
+    "gated_output",
 ]
 
 
@@ -457,6 +459,10 @@ def test_the_latest_problems_compute_what_they_say():
     summed = torch.einsum("ti,ci->tc", x.double() * scale_x, weight.double() * scale_w[:, None]) + bias
     inner = torch.tanh((2 / torch.pi) ** 0.5 * (summed + 0.044715 * summed**3))
     assert torch.allclose(y.double(), summed * (1 + inner) / 2, rtol=0.01, atol=0.01)
+    y, (model, x, h, residual) = built("gated_output", {TRIALS["gated_output"]!r}, None)
+    gated = torch.einsum("tk,ck->tc", x.double(), model.w_gate.double()).sigmoid() * h
+    wanted = torch.einsum("tc,oc->to", gated, model.w_out.double()) + residual
+    assert torch.allclose(y.double(), wanted, rtol=0.02, atol=0.02)
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)

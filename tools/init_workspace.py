@@ -60,7 +60,7 @@ def arguments():
         "--dtype", type=cli.filled, help="cast floating inputs: bf16, fp16, fp32, fp64 (default: as the reference)"
     )
     parser.add_argument(
-        "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + rms) (default: by dtype)"
+        "--tolerance", type=cli.tolerance, help="bound on |error| / (|reference| + scale) (default: by dtype)"
     )
     parser.add_argument("--notes", default="", help="constraints, known bottlenecks, preferred directions")
     cli.add_gpu_wiki(parser)

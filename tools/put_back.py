@@ -70,7 +70,7 @@ def arguments():
     )
     parser.add_argument("--candidate", action="store_true", help="kernel.py as it stands, though it is not accepted")
     parser.add_argument(
-        "--tolerance", type=cli.tolerance, help="bound on |error| / (|original| + rms) (default: by dtype)"
+        "--tolerance", type=cli.tolerance, help="bound on |error| / (|original| + scale) (default: by dtype)"
     )
     parser.add_argument(
         "--budget-seconds", type=cli.positive_float, default=20, metavar="S", help="to time each way (default 20)"

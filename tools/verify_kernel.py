@@ -78,7 +78,7 @@ def arguments():
         help="input sets per workload, at least 2, the last third secret (default 3)",
     )
     parser.add_argument(
-        "--tolerance", type=cli.tolerance, metavar="X", help="most |error| / (|reference| + rms); default by dtype"
+        "--tolerance", type=cli.tolerance, metavar="X", help="most |error| / (|reference| + scale); default by dtype"
     )
     parser.add_argument("--allow-libraries", action="store_true", help="torch or cuBLAS may do the core work")
     parser.add_argument("--only-these-shapes", action="store_true", help="try no other sizes and layouts")

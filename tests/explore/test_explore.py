@@ -396,7 +396,7 @@ def test_what_is_hopeless_has_two_turns_and_what_all_ratios_refer_to_all_of_them
     race = Race(entered, time.monotonic() + 60, against="eager")
     race.run(last=True, say=lambda text: None)
     calls = {one.name: one.process.calls for one in entered}
-    assert calls["probe"] == 4 + 1 and len(entered[2].rounds_us) == 2 and entered[2].dropped
+    assert calls["probe"] == 4 + 2 and len(entered[2].rounds_us) == 2 and entered[2].dropped
     assert calls["eager"] == 4 * halving.FIRST_ROUNDS
     assert calls["slow"] >= 3 * halving.FIRST_ROUNDS and entered[1].dropped  # slower, and not hopelessly
     assert [one.name for one in race.running()] == ["fast", "cold"]
@@ -750,6 +750,7 @@ def test_who_compiles_for_too_long_is_told_which_option_allows_more(
         (Status.OK, True, [("second", 10)]),
         (Status.WRONG_VALUES, True, [("first", 0), ("second", 0)]),
         (Status.WRONG_VALUES, False, [("second", 10)]),  # a later wave may have a right one
+        (Status.OOM, True, [("second", 10)]),  # it is started again
     ],
 )
 def test_opponents_are_not_waited_for_once_the_candidates_are_checked(folder, status, last, expected):
@@ -771,7 +772,8 @@ def test_opponents_are_not_waited_for_once_the_candidates_are_checked(folder, st
     wave.append(entrants.Entrant("k", folder / "k.py"))
     judge, sandbox = SimpleNamespace(renew=lambda: None), SimpleNamespace(gpu=True)
     starter = SimpleNamespace(judge=judge, sandbox=sandbox, start=start, hurry=hurry)
-    run.start_all(starter, wave, time.monotonic() + 60, lambda text: None, "first", last)
+    race = Race(wave, time.monotonic() + 60, against="first")
+    run.start_all(starter, wave, time.monotonic() + 60, lambda text: None, race, last)
     assert hurried == expected
 
 
@@ -790,7 +792,31 @@ def test_an_opponent_that_is_not_waited_for_says_so(folder, monkeypatch):
     sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder, gpu=True)
     starter = entrants.Starter(sandbox, None, [], None, False, 60)
     starter.start(entrant, until=time.monotonic() + 60)
-    assert entrant.status == Status.TIMEOUT and entrant.error.endswith("as long again, and no longer")
+    assert entrant.status == Status.TIMEOUT and entrant.error.endswith("is waited for longer")
+
+
+def test_an_opponent_that_the_budget_ends_first_says_so_and_one_that_starts_again_has_its_time(folder, monkeypatch):
+    left = []
+
+    class Compiling(Timed):
+        def __init__(self, *_):
+            super().__init__(1.0)
+
+        def answer(self, timeout_s) -> dict:
+            left.append(timeout_s())
+            starter.hurry([entrant], time.monotonic() + 100, entrants.NOT_WAITED_FOR)
+            raise standing.Ended(Outcome(None, None, None, True, 12.0, ""))
+
+    monkeypatch.setattr(standing, "Standing", Compiling)
+    entrant = entrants.Entrant("opponent", folder / "reference.py", is_opponent=True)
+    sandbox = SimpleNamespace(new_folder=lambda name: folder, caches=folder, gpu=True)
+    starter = entrants.Starter(sandbox, None, [], None, False, 600)
+    for _ in range(2):
+        starter.start(entrant, until=time.monotonic() + 60)
+        assert entrant.error.endswith("a larger --budget-seconds gives it more time")
+    starter.hurry([entrant], time.monotonic() - 5, entrants.NOT_WAITED_FOR)
+    starter.start(entrant, until=time.monotonic() + 60)
+    assert all(seconds == pytest.approx(60, abs=1) for seconds in left) and len(left) == 3
 
 
 def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypatch):

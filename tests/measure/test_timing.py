@@ -33,6 +33,8 @@ def raw(**changes) -> RawTimes:
         "sets": 8,
         "overwritten": False,
         "differing": 0,
+        "first_set_us": [100.0, 101.0],
+        "fresh_set": 3,
     }
     return RawTimes(**{**honest, **changes})
 
@@ -47,8 +49,10 @@ def test_inputs_that_hold_more_work_than_others_are_no_reason_to_disbelieve():
     uneven = {"a_us": [[310.0, 311.0], [497.0, 498.0]] * 30, "sets": 2, "bench_us": [499.0] * 9}
     uneven |= {"wall_us": {"gpu": 496.0, "fresh": 312.0, "call": 499.0}, "fresh_set": 1}
     assert raw_times.suspicious(raw(**uneven), on_gpu=True) is None
+    few = {"a_us": [[295.0, 296.0]] * 4, "sets": 8, "first_set_us": [499.0, 500.0], "fresh_set": 4}
+    assert raw_times.suspicious(raw(**uneven | few), on_gpu=True) is None  # no round on the first set
     for changed in (
-        {"fresh_set": 0, "bench_us": [250.0] * 9},
+        {"bench_us": [250.0] * 9},
         {"wall_us": {"gpu": 496.0, "fresh": 497.0, "call": 499.0}},
     ):
         assert raw_times.suspicious(raw(**uneven | changed), on_gpu=True)

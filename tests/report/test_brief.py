@@ -99,7 +99,7 @@ def test_every_collected_metric_is_in_the_prompt_with_label_value_and_unit(repor
 @pytest.mark.parametrize(("own", "told"), [(None, "0.016"), (0.001, "0.001")])
 def test_the_tolerance_is_told_the_dtypes_where_the_task_has_none(parts, own, told):
     user = brief.compose(replace(parts, task=replace(parts.task, tolerance=own))).user
-    assert f"- tolerance: |error| / (|reference| + rms) up to {told}\n" in user
+    assert f"- tolerance: |error| / (|reference| + scale) up to {told}\n" in user
 
 
 def test_metrics_stand_in_their_sections(parts):

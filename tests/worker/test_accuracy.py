@@ -89,12 +89,30 @@ def test_without_rows_or_with_short_ones_the_scale_is_that_of_the_whole(shape):
 
 
 def test_scales_of_pieces_that_begin_within_a_row():
-    exact = torch.randn(10, 24, dtype=torch.float64) * torch.arange(10)[:, None]
+    exact = torch.randn(10, 24, dtype=torch.float64) * torch.arange(1, 11)[:, None]
     scale = accuracy.scale_of(exact)
     each = scale.of(0, 240)
     assert torch.equal(torch.cat([scale.of(start, min(start + 7, 240)) for start in range(0, 240, 7)]), each)
-    mask = torch.rand(10, 24) < 0.5
-    assert torch.equal(scale.at(mask, 0.0).of(0, int(mask.sum())), each.view(10, 24)[mask])
+
+
+def test_an_outlier_hides_nothing_in_its_row():
+    """A residual stream with one massive activation."""
+    exact = torch.randn(512, 256, dtype=torch.float64)
+    exact[100, 7] = 1e4
+    off = exact.clone()
+    off[100, 8:] = 0
+    assert accuracy.compare(off, exact, exact, 1.6e-2).errors.mismatches > 100
+
+
+def test_the_scale_of_a_masked_row_is_that_of_what_counts():
+    exact = torch.ones(4, 64, dtype=torch.float64)
+    exact[0, 3] = 24.0
+    mask = torch.ones(4, 64, dtype=torch.bool)
+    mask[0] = False
+    mask[0, 3] = True
+    scale = accuracy.scale_at(exact, mask)
+    assert scale.of(0, 1)[0] == pytest.approx(24 * accuracy.AS_NORMAL)
+    assert scale.of(1, 193).max() == pytest.approx(scale.rms)
 
 
 def test_a_mask_chooses_among_complex_numbers():

@@ -123,7 +123,7 @@ class OutputLayout:
 class OutputErrors:
     """How far an output of the expected shape and dtype is from the oracle's.
 
-    elements: of the output; finite: of the oracle's. rms: of the oracle's. bound: on |error| / (|reference| + rms).
+    elements: of the output; finite: of the oracle's. rms: of the oracle's. bound: on |error| / (|reference| + scale).
     max_rel: its largest value. mismatches: finite elements beyond the bound. nonfinite: elements where the two are not
     the same NaN or Inf; spurious and infinite: those of them where the oracle is finite, or Inf. lost_pct: share of
     elements that miss by more than half of themselves. baseline_…: PyTorch's own. outside: elements beyond a bound that

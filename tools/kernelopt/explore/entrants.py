@@ -45,7 +45,7 @@ NOT_YET = {  # before the end of a stage
 STUCK_IN_INTERPRETER = (
     "its first call did not end in {seconds:.0f} s on the CPU, which interprets kernels: it hangs, or is slow there"
 )
-NOT_WAITED_FOR = "the candidates were ready, and others than the first of --against have as long again, and no longer"
+NOT_WAITED_FOR = "the candidates were checked by then, and only the first of --against is waited for longer"
 NONE_RIGHT = "no candidate was right, so no opponent is waited for"
 MORE_BUDGET = "a larger --budget-seconds gives it more time"
 MORE_EACH = "a larger --candidate-seconds gives it more time"
@@ -176,6 +176,7 @@ class Starter:
             entrant.fail(Fault(Status.TIMEOUT, f"the budget ended before it was started; {MORE_BUDGET}"))
             return
         entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
+        self._sooner.pop(entrant.name, None)
         own_end = time.monotonic() + self.candidate_s
         until, more = (own_end, MORE_EACH) if own_end < until else (until, MORE_BUDGET)
         folder = self.sandbox.new_folder("answers")
@@ -201,7 +202,8 @@ class Starter:
             if fault.status == Status.TIMEOUT:
                 stuck = STUCK[stage] if self.sandbox.gpu or stage != "launched" else STUCK_IN_INTERPRETER
                 stuck = stuck.format(seconds=ended.outcome.wall_s)
-                more = self._sooner.get(entrant.name, (until, more))[1]
+                sooner, why = self._sooner.get(entrant.name, (math.inf, more))
+                more = why if sooner < until else more
                 fault = Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {more}")
             entrant.fail(fault)
             return

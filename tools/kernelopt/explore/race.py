@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from . import halving
 from .entrants import Entrant
 
+SUSPECT_CALLS = 2  # one on each of the inputs
 TURN_US = 3000.0  # of calls in a candidate's turn
 CALLS = (4, 10)  # in a turn: at least, at most; even, since values may make one of the two inputs more work
 FINAL_S = 6.0  # for the leaders, once the race is over
@@ -76,11 +77,11 @@ class Race:
             entrant.end()
 
     def one_round(self, running: list[Entrant], suspects: Collection[str] = ()) -> None:
-        """A turn for each, in changing order; of a single call for suspects."""
+        """A turn for each, in changing order; a short one for suspects."""
         shift = self.rounds % len(running)
         for entrant in [*running[shift:], *running[:shift]]:
             expected = entrant.rounds_us[-1] if entrant.calls_us else None
-            calls = 1 if entrant.name in suspects else calls_in_a_turn(expected)
+            calls = SUSPECT_CALLS if entrant.name in suspects else calls_in_a_turn(expected)
             taken = entrant.time(turn_limit_s(expected), calls)
             entrant.rounds_us += [None] * (self.rounds - len(entrant.rounds_us))
             if taken:
@@ -133,4 +134,4 @@ def turn_limit_s(expected_us: float | None) -> float:
 
 def median_of(entrant: Entrant) -> float:
     """Of its rounds, in microseconds; of calls it would be that of one of the two inputs, where they differ in work."""
-    return statistics.median(one for one in entrant.rounds_us if one) if entrant.calls_us else math.inf
+    return statistics.median([one for one in entrant.rounds_us if one] or entrant.calls_us or [math.inf])

@@ -45,6 +45,7 @@ SUSTAINED_S = 0.5  # the second half counts
 MOST_SUSTAINED = 3  # of those in the lead, the best: half a second each
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
+MAY_BE_RIGHT = {Status.OK, Status.OOM}  # what ran out of memory beside others is started again by itself
 LEAST_PATIENCE_S = 10.0  # for opponents, once the candidates are checked
 LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
 # Of the inputs of all seeds, in a process: those of the timed calls, those of the check, which lie between guard bands,
@@ -332,7 +333,7 @@ def run_waves(
     while waiting:
         wave, *waiting = waiting
         with starter.spent.noted("compile and check"):
-            start_all(starter, wave, until, say, race.against, last=not waiting)
+            start_all(starter, wave, until, say, race, last=not waiting)
             if ahead:
                 if waiting:
                     ahead.wait(min(LONGEST_WAIT_S, until - time.monotonic()))  # for those of later waves
@@ -365,11 +366,12 @@ def start_all(
     wave: list[Entrant],
     until: float,
     say: Callable[[str], None],
-    against: str | None = None,
+    race: Race | None = None,
     last: bool = True,
 ) -> None:
     """Compile and check the entrants of a wave, as many at a time as the machine has cores. Opponents are waited for as
-    long again as the candidates took, but for `against`; none where no candidate of the last wave is right."""
+    long again as the candidates took, but for the one that ratios refer to; none where all candidates of the race
+    failed. race: None for one of this wave alone. last: no candidate is started after this wave."""
     say(f"compiling and checking {len(wave)}")
     starter.judge.renew()
     began, candidates = time.monotonic(), compilable(wave)
@@ -379,11 +381,12 @@ def start_all(
         starts = {one.name: pool.submit(starter.start, one, until) for one in wave}
         if opponents and candidates:
             futures.wait(starts[one.name] for one in candidates)
-            now, checked = time.monotonic(), [one.status for one in candidates if not one.is_probe]
-            if last and checked and Status.OK not in checked:
+            now, race = time.monotonic(), race or Race(wave, until)
+            checked = {one.status for one in race.entrants if not one.is_opponent}
+            if last and checked and not checked & MAY_BE_RIGHT:
                 starter.hurry(opponents, now, NONE_RIGHT)
             else:
-                optional = [one for one in opponents if one.name != against]
+                optional = [one for one in opponents if one.name != race.against]
                 starter.hurry(optional, now + max(LEAST_PATIENCE_S, now - began), NOT_WAITED_FOR)
         for start in starts.values():
             start.result()

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import bundle
@@ -20,6 +20,7 @@ from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
 from .entrants import Entrant, KeyMetrics
+from .race import median_of
 from .resources import Resources
 from .run import Explored, Plan
 
@@ -59,7 +60,7 @@ class Row:
             opponent=entrant.is_opponent,
             probe=entrant.is_probe,
             status=entrant.status,
-            latency=Latency.of(entrant.calls_us) if entrant.calls_us else None,
+            latency=replace(Latency.of(entrant.calls_us), median_us=median_of(entrant)) if entrant.calls_us else None,
             against_best=ratio,
             resources=entrant.resources,
             sm_clock_mhz=entrant.sm_clock_mhz,

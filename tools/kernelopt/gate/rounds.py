@@ -102,7 +102,9 @@ def cold_shares(used: roofline.Utilization, cold_us: float | None) -> str:
     floor = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if has_floor else ""
     if used.sustained_us is None:
         return floor
-    return f"{floor}; cold it is {100 * used.sustained_us / cold_us:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
+    return (
+        f"{floor}; its cold time is at {100 * used.sustained_us / cold_us:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
+    )
 
 
 def judge(

@@ -86,8 +86,8 @@ class KernelShare:
 
 @dataclass(frozen=True)
 class Observed:
-    """The observations on a case that ran. max_rel: largest error over (|reference| + rms); baseline_max_rel: PyTorch's
-    own.
+    """The observations on a case that ran. max_rel: largest error over (|reference| + scale); baseline_max_rel:
+    PyTorch's own.
 
     oracle: its precision. kernels: of a traced call. outputs: as the oracle compared them, of all calls.
     """
@@ -344,7 +344,7 @@ def faults_of_values(name: str, output: OutputCheck, errors: OutputErrors, varia
     if share_pct > (MISMATCHES_PCT if variant and variant.values else 0):
         message = (
             f"{name}: {errors.mismatches} elements ({share_pct:.3g} %) are off, "
-            f"error up to {errors.max_rel:.3g} of (|reference| + rms), first at index {errors.first_bad_index}"
+            f"error up to {errors.max_rel:.3g} of (|reference| + scale), first at index {errors.first_bad_index}"
         )
         yield Fault(Status.WRONG_VALUES, message)
     if errors.lost_pct > max(LOST_PCT, LOST_FACTOR * errors.baseline_lost_pct):

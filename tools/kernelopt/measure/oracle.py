@@ -11,7 +11,7 @@ from ..statuses import Status
 from . import correctness
 from .cases import ReferenceFailed, result_of_reference
 
-# Bound on |error| / (|reference| + rms(reference)), by the dtype of the output. bf16 and fp16: two units in
+# Bound on |error| / (|reference| + scale), by the dtype of the output. bf16 and fp16: two units in
 # the last place (bf16 equals torch.testing's rtol); fp32: KernelBench's 1e-4, which a tf32 product fails;
 # fp64: torch.testing; fp8: one unit of e4m3; integers and bool: equal.
 TOLERANCES = {"fp64": 1e-7, "fp32": 1e-4, "fp16": 2e-3, "bf16": 1.6e-2, "fp8": 0.125, "exact": 0.0}

@@ -25,7 +25,8 @@ SLACK_US = {True: 10.0, False: 200.0}
 class RawTimes:
     """The report of one process on one workload; times in microseconds, those of calls one by one.
 
-    window: begin and end, seconds since the epoch. sets: of inputs; fresh_set: the one that calls on fresh memory read.
+    window: begin and end, seconds since the epoch. sets: of inputs; fresh_set: the one that calls on fresh memory read,
+    one with a round, and the first only where it is alone; first_set_us: of calls on the first, before the rounds.
     alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty pair of events.
     outputs: [{set, output}] of some timed calls. overwritten: a later call wrote into the output of a former one.
     differing: calls whose result differs from the first on the same contents. after: {call_us, stray_us, idle_us}.
@@ -44,17 +45,18 @@ class RawTimes:
     differing: int
     gpu_state: GpuState | None
     wall_us: dict[str, float]
-    fresh_set: int = 0
+    first_set_us: list[float]
+    fresh_set: int
     after: dict[str, float] | None = None
     traced_us: list[float] | None = None
     kernels: list[dict] | None = None
     graph_us: list[float] | None = None
 
     def on_set(self, number: int) -> list[float]:
-        """The kernel's times on one set of inputs, by the order of worker.timing.PairedTiming.run_rounds; on all where
-        no round ran on it. Where values decide how much work there is, as lengths do, sets differ."""
-        own = [pair for at, pair in enumerate(self.a_us) if (at + 1) % self.sets == number]
-        return flat(own or self.a_us)
+        """The kernel's times on one set of inputs, in the order of worker.timing.PairedTiming.run_rounds. Where values
+        decide how much work there is, as lengths do, sets differ."""
+        own = flat([pair for at, pair in enumerate(self.a_us) if (at + 1) % self.sets == number])
+        return own if number else own + self.first_set_us
 
 
 def stretches(outcome: Outcome, workload: str) -> dict[str, float]:

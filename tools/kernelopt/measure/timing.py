@@ -37,6 +37,7 @@ PROCESSES = 3
 CPU_ROUNDS = (12, 12)
 BUDGET_S = (1.5, 6.0)  # of rounds in one process and workload: slow kernels get fewer rounds, and need fewer
 INPUT_SETS = 8
+SETS_BYTES = 1 << 30  # of their files: a kernel that keeps results is seen with three sets at least
 REPEATS = {True: 2, False: 1}  # on a GPU, on the CPU: of a process whose times cannot be believed
 
 
@@ -66,7 +67,8 @@ def inputs(
     sizes, a set of middle size comes first: its time stands for all."""
     seeds = [secret_seed() for _ in range(count)]
     folder = sandbox.new_folder("inputs")
-    prepared = prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, with_variants=False, folder=folder)
+    limit = {"with_variants": False, "limit_bytes": SETS_BYTES}
+    prepared = prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, folder=folder, **limit)
     return {name: middle_first([case for case in prepared if case.workload == name]) for name in workloads}
 
 

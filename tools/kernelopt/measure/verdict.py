@@ -53,9 +53,9 @@ class SanitizerRun:
 class Verdict:
     """The result of a verification: its status, and a summary in one line.
 
-    worst_rel_err: largest error over (|reference| + rms), None where nothing was compared. tolerance: the bound on it,
-    or "by dtype". own_work: of correctness.own_work. sandbox: how the candidate was confined. process: None where no
-    process of the candidate's ran. sanitizer: None when it was not requested. declared: what the reference declares
+    worst_rel_err: largest error over (|reference| + scale), None where nothing was compared. tolerance: the bound on
+    it, or "by dtype". own_work: of correctness.own_work. sandbox: how the candidate was confined. process: None where
+    no process of the candidate's ran. sanitizer: None when it was not requested. declared: what the reference declares
     (worker.declarations). left_out: variants on which the reference itself fails."""
 
     status: Status

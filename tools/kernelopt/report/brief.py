@@ -180,7 +180,7 @@ def task_section(parts: Parts) -> str:
     named = (("platform", task.platform), ("framework", task.framework), ("dtype", task.dtype))
     lines = [f"- {name}: {value}" for name, value in named if value]
     tolerance = task.tolerance or oracle.TOLERANCES.get(task.dtype)
-    lines += [f"- tolerance: |error| / (|reference| + rms) up to {figure(tolerance)}"] if tolerance else []
+    lines += [f"- tolerance: |error| / (|reference| + scale) up to {figure(tolerance)}"] if tolerance else []
     lines += [f"- shapes, {workload}: {shapes}" for workload, shapes in (task.shapes or {}).items()]
     lines += [
         f"- goal: {goal.metric} {stop_conditions.sign(goal.metric)} {figure(goal.target)} {goal.unit}"

@@ -77,7 +77,7 @@ class ProfileEvidence:
 
 @dataclass(frozen=True)
 class Correctness:
-    """The result of the verifier. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + rms)
+    """The result of the verifier. status: PASS, FAIL or TIMEOUT_FAIL. rel_err: worst |error| / (|reference| + scale)
     of all cases."""
 
     status: str | None

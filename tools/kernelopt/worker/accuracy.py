@@ -1,5 +1,6 @@
 """How far outputs are from the oracle's. Pure functions."""
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ TINY = 2.0**-126  # the smallest normal fp32; GPUs may flush smaller numbers to 
 CHUNK = 1 << 26  # elements that are worked on at once
 FEW = 32  # no share is reported for fewer elements
 ROW = 16  # elements along the last dimension, at least, that have a scale of their own
+AS_NORMAL = math.sqrt(math.pi / 2)  # rms over mean |x| of normal numbers
 
 
 def compare(
@@ -50,10 +52,10 @@ class Bounds:
         """least_rms: see `scale_of`. scale: None for the oracle's own."""
         self.oracle, self.baseline, self.tolerance, self.least_rms = oracle, baseline, tolerance, least_rms
         self.scale = scale or scale_of(oracle, least_rms)
-        self._exact, self._flat_baseline = (comparable(tensor).reshape(-1) for tensor in (oracle, baseline))
         self._tiny = max(TINY, tolerance * least_rms)
-        self._finite = sum(int(torch.isfinite(part).sum()) for part in pieces(self._exact))
-        self._theirs = deviation(self._flat_baseline, self._exact, tolerance, self.scale, tiny=self._tiny)
+        exact = flat(oracle)
+        self._elements, self._finite = exact.numel(), sum(int(torch.isfinite(part).sum()) for part in pieces(exact))
+        self._theirs = deviation(flat(baseline), exact, tolerance, self.scale, tiny=self._tiny)
         self._bound = max(tolerance, min(2 * self._theirs.max_rel, BASELINE_CAP * tolerance))
 
     def check(self, actual: torch.Tensor) -> OutputCheck:
@@ -64,10 +66,10 @@ class Bounds:
 
     def errors_of(self, actual: torch.Tensor) -> OutputErrors:
         """The errors of an output of the oracle's shape and the baseline's dtype."""
-        flat = comparable(actual).reshape(-1)
-        own = deviation(flat, self._exact, self._bound, self.scale, self._flat_baseline, self._tiny)
+        parts = flat(actual), flat(self.oracle)
+        own = deviation(*parts, self._bound, self.scale, flat(self.baseline), self._tiny)
         return OutputErrors(
-            elements=self._exact.numel(),
+            elements=self._elements,
             finite=self._finite,
             rms=self.scale.rms,
             bound=self._bound,
@@ -85,9 +87,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Scale:
-    """What an error is compared with, beside the element itself: the rms of the output, or that of the element's row
-    where it is larger. In causal attention the first rows are averages of few values, so they and their roundings are
-    larger than the others. rows: the larger one of both for each row of so many elements; None without rows."""
+    """What an error is compared with, beside the element itself: the rms of the output, or the size of the element's
+    row where that is larger. In causal attention the first rows are averages of few values, so they and their roundings
+    are larger than the others. rows: the larger one of both for each row of so many elements; None without rows."""
 
     rms: float
     rows: torch.Tensor | None = None
@@ -100,24 +102,38 @@ class Scale:
         each = self.rows[start // self.row : -(-stop // self.row)].repeat_interleave(self.row)
         return each[start % self.row :][: stop - start]
 
-    def at(self, mask: torch.Tensor, rms: float) -> "Scale":
-        """Of the elements that a mask of the output chooses, flat; rms: of these alone."""
-        if self.rows is None:
-            return Scale(rms)
-        chosen = self.rows.repeat_interleave(self.row).view(mask.shape)[mask]
-        return Scale(rms, chosen.clamp(min=rms))
+
+def scale_at(oracle: torch.Tensor, mask: torch.Tensor, least_rms: float = 0.0) -> Scale:
+    """Of the elements of an output that a mask chooses, flat."""
+    rms, values = max(root_mean_square(comparable(oracle[mask])), least_rms), comparable(oracle)
+    if not has_rows(values) or values.shape != mask.shape:  # the parts of complex numbers are a dimension more
+        return Scale(rms)
+    sizes = row_sizes(values, rms, mask)
+    return Scale(rms, sizes[mask.reshape(-1).nonzero()[:, 0] // values.shape[-1]])
 
 
 def scale_of(oracle: torch.Tensor, least_rms: float = 0.0) -> Scale:
     """least_rms: replaces a smaller rms of the output, because a single sum near 0, or a result that is 0 but for
     rounding, is no scale."""
     values = comparable(oracle)
-    rms, row = max(root_mean_square(values), least_rms), values.shape[-1] if values.dim() > 1 else 0
-    if not ROW <= row <= CHUNK or values.numel() == row or not rms:
-        return Scale(rms)
-    by_row = values.reshape(-1, row).split(CHUNK // row)
-    rows = torch.cat([(zeroed(part) / rms).square().mean(1).sqrt() for part in by_row])
-    return Scale(rms, rms * rows.clamp(min=1.0), row)
+    rms = max(root_mean_square(values), least_rms)
+    return Scale(rms, row_sizes(values, rms), values.shape[-1]) if has_rows(values) and rms else Scale(rms)
+
+
+def has_rows(values: torch.Tensor) -> bool:
+    return values.dim() > 1 and ROW <= values.shape[-1] <= CHUNK and values.numel() > values.shape[-1]
+
+
+def row_sizes(values: torch.Tensor, least: float, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """The size of each row along the last dimension, at least `least`: AS_NORMAL times its mean |element|, which is the
+    rms of normal numbers. An rms would let one outlier hide the rest of its row. mask: of the elements that count."""
+    sizes, row = [], values.shape[-1]
+    masks = [None] if mask is None else mask.reshape(-1, row).split(CHUNK // row)
+    for part, counts in zip(values.reshape(-1, row).split(CHUNK // row), itertools.cycle(masks), strict=False):
+        part = zeroed(part).abs()
+        total = row if counts is None else counts.sum(1).clamp(min=1)
+        sizes.append(AS_NORMAL * (part if counts is None else torch.where(counts, part, 0)).sum(1) / total)
+    return torch.cat(sizes).clamp(min=least)
 
 
 def root_mean_square(values: torch.Tensor) -> float:
@@ -143,6 +159,11 @@ def pieces(values: torch.Tensor) -> Iterator[torch.Tensor]:
 def same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Where two tensors are equal, or both NaN."""
     return (a == b) | ((a != a) & (b != b))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Its comparable values in one dimension."""
+    return comparable(tensor).reshape(-1)
 
 
 def comparable(tensor: torch.Tensor) -> torch.Tensor:

@@ -153,15 +153,11 @@ def chosen(
     """(the tensors, the oracle second, flat: what the mask chooses, each group of a set in ascending order; the scale
     of these elements)"""
     parts = [tensor.reshape(-1) if mask is None else tensor[mask] for tensor in tensors]
-    alone = accuracy.scale_of(parts[1], bounds.least_rms)
-    if declared.group is not None:
-        groups = groups_of(declared, inputs, bounds.baseline)
-        groups = groups.reshape(-1) if mask is None else groups[mask]
-        return [sorted_within(tensor, groups) for tensor in parts], alone
-    if bounds.scale.rows is None:  # of complex numbers too, whose parts are a dimension more
-        return parts, alone
-    counted = torch.where(mask, accuracy.comparable(bounds.oracle), 0)  # what does not count is no scale
-    return parts, accuracy.scale_of(counted, bounds.least_rms).at(mask, alone.rms)
+    if declared.group is None:
+        return parts, accuracy.scale_at(bounds.oracle, mask, bounds.least_rms)
+    groups = groups_of(declared, inputs, bounds.baseline)
+    groups = groups.reshape(-1) if mask is None else groups[mask]
+    return [sorted_within(tensor, groups) for tensor in parts], accuracy.scale_of(parts[1], bounds.least_rms)
 
 
 def mask_of(declared: Comparison, inputs: list, output: torch.Tensor) -> torch.Tensor | None:
@@ -279,11 +275,11 @@ def bounded(
 ) -> OutputErrors:
     """The errors of an output under declared bounds. An element within the bound of the reference in the task's own
     dtype is right too."""
-    actual, oracle, baseline = (accuracy.comparable(tensor).reshape(-1) for tensor in (actual, oracle, baseline))
+    actual, oracle, baseline = (tensor.reshape(-1) for tensor in (actual, oracle, baseline))
     count, beyond, largest, squares = 0, 0, 0.0, 0.0
     for start in range(0, oracle.numel(), accuracy.CHUNK):
         stop = min(start + accuracy.CHUNK, oracle.numel())
-        error, size = least_error(*(tensor[start:stop] for tensor in (actual, oracle, baseline)))
+        error, size = least_error(*(accuracy.comparable(one[start:stop]) for one in (actual, oracle, baseline)))
         weighed = size + scale.of(start, stop)
         allowed = bound_of(declared, size, weighed, usual.bound)
         cap = declared.cap if declared.cap is not None else torch.maximum(allowed, DEFAULT_CAP * weighed)

@@ -92,8 +92,9 @@ class WorkloadTimes:
     """The raw times of one workload, see measure.raw_times.RawTimes. window: seconds since the epoch. sets: number of
     input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
     pair of events. outputs: of the calls to judge, see TimedCalls. overwritten: a later call wrote into the
-    output of a former one. differing: calls whose result differs from the first one on their set. fresh_set: whose
-    contents the calls on fresh memory read. on_gpu: None on a CPU."""
+    output of a former one. differing: calls whose result differs from the first one on their set. first_set_us: of
+    calls on the first set before the rounds. fresh_set: whose contents the calls on fresh memory read. on_gpu: None on
+    a CPU."""
 
     clock: str
     window: list[float]
@@ -105,6 +106,7 @@ class WorkloadTimes:
     outputs: list[StoredOutput]
     overwritten: bool
     differing: int
+    first_set_us: list[float]
     fresh_set: int
     on_gpu: GpuTimes | None
 
@@ -137,6 +139,7 @@ class PairedTiming:
         self.timer = GatedTimer() if context.device == "cuda" else HostTimer()
         self.kernels: dict = {}
         self.alone_us: list[float] = []
+        self.first_set_us: list[float] = []  # of calls of "a" before the rounds
         self.fresh_set = 0  # whose contents the calls on fresh memory read
         self.launch_us = 0.0  # what the host needs for a call of the kernel
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
@@ -234,6 +237,7 @@ class PairedTiming:
             outputs=outputs,
             overwritten=overwritten,
             differing=self.calls.differing["a"],
+            first_set_us=self.first_set_us,
             fresh_set=self.fresh_set,
             on_gpu=self._on_gpu(call, trace) if self.context.device == "cuda" else None,
         )
@@ -262,10 +266,11 @@ class PairedTiming:
         orders = ("abba", "baab") if "b" in self.kernels else ("aa", "aa")
         for _ in range(2):  # the first time is longer, because it stores the results
             since = perf_counter()
-            for name in self.kernels:
-                self._timed(name, 0, 0)
+            taken = {name: self._timed(name, 0, 0) for name in self.kernels}
+            self.first_set_us.append(taken["a"])
             round_s = 2 * (perf_counter() - since)
         rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
+        self.fresh_set = 1 + randbelow(min(rounds, len(self.sets) - 1)) if len(self.sets) > 1 else 0
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
         count = min(rounds, CHECKED_OUTPUTS) if self.calls.are_small() else randbelow(2)
         checked_rounds = set(SystemRandom().sample(range(rounds), count))
@@ -321,9 +326,7 @@ class PairedTiming:
         return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
 
     def _fresh_stretch(self, name: str, calls: int) -> bool:
-        like_the_first = [number for number in range(len(self.sets)) if self._layout(number) == self._layout(0)]
-        self.fresh_set = number = like_the_first[randbelow(len(like_the_first))]
-        contents = self.contents[number]
+        number, contents = self.fresh_set, self.contents[self.fresh_set]
         copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(tensor_trees.held_bytes(contents), 1) + 1)
         memory = [memories_like(contents) for _ in range(copies)]
         for tensors in memory:
