@@ -50,8 +50,8 @@ def put_back(
     """Check, and on a GPU time, a model with the kernel of `folder` (kernel.py, reference.py) in place of the modules
     at `at`. where: the calls that it takes, a condition on the module's arguments. workload: of the step; None for that
     of the cut, or else the first. training: also compare gradients. generate: how many greedy tokens are compared.
-    tolerances: by dtype, on |error| / (|original| + scale). own_tolerance: the session's, for the kernel by itself; None
-    for that of the dtype. budget_s: for the times of each way of running a step; ready_s: to compile it."""
+    tolerances: by dtype, on |error| / (|original| + scale). own_tolerance: the session's, for the kernel by itself;
+    None for that of the dtype. budget_s: for the times of each way of running a step; ready_s: to compile it."""
     file = ModelFile(Path(model), context.device, training, context.phase)
     try:
         operator = model_swap.Operator(Path(folder, "kernel.py"), Path(folder, "reference.py"))
