@@ -141,7 +141,9 @@ def test_a_gemm_is_compute_bound_by_its_whole_intensity():
     assert gemm.tflops_peak_utilization_pct == pytest.approx(100 * flops / 1e9 / roof.peak_compute.value)
     assert gemm.floor_share_pct < 100 and not gemm.below_physical_limit
     assert gemm.library_rate  # the wiki has no ceiling of the bare tensor operations
-    faster = roofline.beyond_floor(roofline.utilization(gemm.floor_us / 1.05, flops, moved, roof))
+    assert roofline.beyond_floor(roofline.utilization(gemm.floor_us / 1.05, flops, moved, roof)) is None
+    alone = replace(roof, sustained_compute=None)  # where nothing else tells how much is left
+    faster = roofline.beyond_floor(roofline.utilization(gemm.floor_us / 1.05, flops, moved, alone))
     assert "measure_ceiling.py" in faster and "no floor" in faster
 
 

@@ -297,6 +297,8 @@ def beyond_floor(result: Utilization) -> str | None:
             "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's "
             "rate is a copy's, and this mix of reads and writes may have a better one: measure_ceiling.py"
         )
+    if result.library_rate and result.sustained_us:  # which tells how much is left
+        return None
     if result.library_rate:
         return "faster than the library's rate, which is no floor; measure the floor: measure_ceiling.py --workspace W"
     return (
