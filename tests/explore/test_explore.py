@@ -771,7 +771,7 @@ def test_opponents_are_not_waited_for_once_the_candidates_are_checked(folder, st
     wave[2].is_probe = True
     wave.append(entrants.Entrant("k", folder / "k.py"))
     judge, sandbox = SimpleNamespace(renew=lambda: None), SimpleNamespace(gpu=True)
-    starter = SimpleNamespace(judge=judge, sandbox=sandbox, start=start, hurry=hurry)
+    starter = SimpleNamespace(judge=judge, sandbox=sandbox, start=start, hurry=hurry, forget=lambda opponents: None)
     race = Race(wave, time.monotonic() + 60, against="first")
     run.start_all(starter, wave, time.monotonic() + 60, lambda text: None, race, last)
     assert hurried == expected
@@ -814,7 +814,10 @@ def test_an_opponent_that_the_budget_ends_first_says_so_and_one_that_starts_agai
     for _ in range(2):
         starter.start(entrant, until=time.monotonic() + 60)
         assert entrant.error.endswith("a larger --budget-seconds gives it more time")
-    starter.hurry([entrant], time.monotonic() - 5, entrants.NOT_WAITED_FOR)
+    starter.hurry([entrant], time.monotonic() - 5, entrants.NONE_RIGHT)
+    starter.start(entrant, until=time.monotonic() + 60)  # it was queued behind others
+    assert (entrant.status, entrant.error) == (Status.TIMEOUT, entrants.NONE_RIGHT) and len(left) == 2
+    starter.forget([entrant])
     starter.start(entrant, until=time.monotonic() + 60)
     assert all(seconds == pytest.approx(60, abs=1) for seconds in left) and len(left) == 3
 

@@ -34,7 +34,6 @@ def raw(**changes) -> RawTimes:
         "overwritten": False,
         "differing": 0,
         "first_set_us": [100.0, 101.0],
-        "fresh_set": 3,
     }
     return RawTimes(**{**honest, **changes})
 
@@ -47,15 +46,24 @@ def test_an_honest_kernel_is_believed():
 def test_inputs_that_hold_more_work_than_others_are_no_reason_to_disbelieve():
     """Of packed documents: a long one has more scores. Two clocks are compared on the same inputs."""
     uneven = {"a_us": [[310.0, 311.0], [497.0, 498.0]] * 30, "sets": 2, "bench_us": [499.0] * 9}
-    uneven |= {"wall_us": {"gpu": 496.0, "fresh": 312.0, "call": 499.0}, "fresh_set": 1}
+    uneven |= {"wall_us": {"gpu": 496.0, "fresh": 312.0, "call": 499.0}}
     assert raw_times.suspicious(raw(**uneven), on_gpu=True) is None
-    few = {"a_us": [[295.0, 296.0]] * 4, "sets": 8, "first_set_us": [499.0, 500.0], "fresh_set": 4}
+    few = {"a_us": [[295.0, 296.0]] * 4, "sets": 8, "first_set_us": [499.0, 500.0]}
     assert raw_times.suspicious(raw(**uneven | few), on_gpu=True) is None  # no round on the first set
     for changed in (
         {"bench_us": [250.0] * 9},
         {"wall_us": {"gpu": 496.0, "fresh": 497.0, "call": 499.0}},
     ):
         assert raw_times.suspicious(raw(**uneven | changed), on_gpu=True)
+
+
+@pytest.mark.parametrize("honest", [{0}, {0, 3}])
+def test_the_times_on_all_sets_have_a_witness(honest):
+    """A call of 1000 us that tells 300 on most sets of inputs, so that its median is 300."""
+    told = [[1000.0] * 2 if (at + 1) % 8 in honest else [300.0] * 2 for at in range(64)]
+    forged = {"a_us": told, "first_set_us": [1000.0] * 2, "bench_us": [1000.0] * 9}
+    forged["wall_us"] = {"gpu": 1000.0, "fresh": 1000.0, "call": 1000.0}
+    assert "on memory that is new to it" in raw_times.suspicious(raw(**forged), on_gpu=True)
 
 
 @pytest.mark.parametrize(

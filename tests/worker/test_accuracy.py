@@ -104,6 +104,22 @@ def test_an_outlier_hides_nothing_in_its_row():
     assert accuracy.compare(off, exact, exact, 1.6e-2).errors.mismatches > 100
 
 
+def test_rows_as_large_as_the_others_have_the_scale_of_the_whole():
+    """Of equal numbers the mean |element| times AS_NORMAL is more than their rms."""
+    for exact in (torch.full((8, 4096), 0.9, dtype=torch.float64), torch.rand(8, 4096, dtype=torch.float64)):
+        assert float(accuracy.scale_of(exact).rows.max()) < 1.1 * accuracy.root_mean_square(exact)
+    off = torch.full((64, 64), 0.9, dtype=torch.float64) * 1.0325
+    assert accuracy.compare(off, off / 1.0325, off / 1.0325, 1.6e-2).errors.mismatches == 64 * 64
+
+
+def test_the_size_of_a_row_does_not_overflow():
+    exact = 1e307 * torch.randn(64, 64, dtype=torch.float64)
+    exact[3] = 8e307
+    off = exact.clone()
+    off[3] = 0
+    assert accuracy.compare(off, exact, exact, 1e-7).errors.mismatches == 64
+
+
 def test_the_scale_of_a_masked_row_is_that_of_what_counts():
     exact = torch.ones(4, 64, dtype=torch.float64)
     exact[0, 3] = 24.0
@@ -111,7 +127,7 @@ def test_the_scale_of_a_masked_row_is_that_of_what_counts():
     mask[0] = False
     mask[0, 3] = True
     scale = accuracy.scale_at(exact, mask)
-    assert scale.of(0, 1)[0] == pytest.approx(24 * accuracy.AS_NORMAL)
+    assert scale.of(0, 1)[0] == pytest.approx(24)
     assert scale.of(1, 193).max() == pytest.approx(scale.rms)
 
 

@@ -90,7 +90,6 @@ def raw_times(on_gpu: gpu_times.GpuTimes | None) -> timing.WorkloadTimes:
         overwritten=False,
         differing=0,
         first_set_us=[3.0],
-        fresh_set=1,
         on_gpu=on_gpu,
     )
 
@@ -98,7 +97,7 @@ def raw_times(on_gpu: gpu_times.GpuTimes | None) -> timing.WorkloadTimes:
 EVERYWHERE = {
     **{"clock": "host", "window": WINDOW, "sets": 2, "a_us": [[1.0, 2.0]], "b_us": None, "alone_us": []},
     **{"bench_us": [1.0], "empty_us": 0.5, "outputs": [{"set": 1, "output": "0-0.pt"}]},
-    **{"overwritten": False, "differing": 0, "first_set_us": [3.0], "fresh_set": 1},
+    **{"overwritten": False, "differing": 0, "first_set_us": [3.0]},
 }
 AFTER = {"call_us": 5.0, "stray_us": 1.0, "idle_us": 2.0}
 KERNEL = {"name": "k", "start_us": 7.0, "us": 1.0, "origin": "own", "reduces": None}

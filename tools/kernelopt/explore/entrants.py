@@ -172,11 +172,12 @@ class Starter:
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
         clock; it must have compiled and run by then. Stopped, with that status, when the sandbox was told to stop."""
-        if time.monotonic() > until:
-            entrant.fail(Fault(Status.TIMEOUT, f"the budget ended before it was started; {MORE_BUDGET}"))
+        sooner, why = self._sooner.get(entrant.name, (math.inf, ""))
+        if time.monotonic() > min(until, sooner):
+            why = why if sooner < until else f"the budget ended before it was started; {MORE_BUDGET}"
+            entrant.fail(Fault(Status.TIMEOUT, why))
             return
         entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
-        self._sooner.pop(entrant.name, None)
         own_end = time.monotonic() + self.candidate_s
         until, more = (own_end, MORE_EACH) if own_end < until else (until, MORE_BUDGET)
         folder = self.sandbox.new_folder("answers")
@@ -210,6 +211,11 @@ class Starter:
         entrant.status = Status.OK
         if fault:
             entrant.fail(fault)
+
+    def forget(self, entrants: list[Entrant]) -> None:
+        """They have all the time there is, whatever `hurry` said."""
+        for entrant in entrants:
+            self._sooner.pop(entrant.name, None)
 
     def hurry(self, opponents: list[Entrant], until: float, why: str) -> None:
         """Have those that are not ready yet end at that time of the monotonic clock."""

@@ -376,6 +376,8 @@ def start_all(
     starter.judge.renew()
     began, candidates = time.monotonic(), compilable(wave)
     opponents = [one for one in wave if one not in candidates]
+    if opponents:
+        starter.forget(opponents)
     more = len(opponents) if starter.sandbox.gpu else 0  # which must keep no candidate waiting
     with ThreadPoolExecutor((os.cpu_count() or 1) + more) as pool:
         starts = {one.name: pool.submit(starter.start, one, until) for one in wave}

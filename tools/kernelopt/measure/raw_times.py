@@ -25,11 +25,10 @@ SLACK_US = {True: 10.0, False: 200.0}
 class RawTimes:
     """The report of one process on one workload; times in microseconds, those of calls one by one.
 
-    window: begin and end, seconds since the epoch. sets: of inputs; fresh_set: the one that calls on fresh memory read,
-    one with a round, and the first only where it is alone; first_set_us: of calls on the first, before the rounds.
-    alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty pair of events.
-    outputs: [{set, output}] of some timed calls. overwritten: a later call wrote into the output of a former one.
-    differing: calls whose result differs from the first on the same contents. after: {call_us, stray_us, idle_us}.
+    window: begin and end, seconds since the epoch. sets: of inputs; first_set_us: of calls on the first, before the
+    rounds. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty pair of
+    events. outputs: [{set, output}] of some timed calls. overwritten: a later call wrote into the output of a former
+    one. differing: calls whose result differs from the first on the same contents. after: {call_us, stray_us, idle_us}.
     gpu_state, wall_us: measured by this process."""
 
     clock: str
@@ -46,7 +45,6 @@ class RawTimes:
     gpu_state: GpuState | None
     wall_us: dict[str, float]
     first_set_us: list[float]
-    fresh_set: int
     after: dict[str, float] | None = None
     traced_us: list[float] | None = None
     kernels: list[dict] | None = None
@@ -57,6 +55,12 @@ class RawTimes:
         decide how much work there is, as lengths do, sets differ."""
         own = flat([pair for at, pair in enumerate(self.a_us) if (at + 1) % self.sets == number])
         return own if number else own + self.first_set_us
+
+    def on_timed_sets(self) -> float:
+        """The mean of the medians on the sets that calls on fresh memory take in turn: those that have a round, without
+        the first where there are others."""
+        sets = range(1, 1 + min(len(self.a_us), self.sets - 1)) or [0]
+        return statistics.fmean(statistics.median(self.on_set(number)) for number in sets)
 
 
 def stretches(outcome: Outcome, workload: str) -> dict[str, float]:
@@ -101,11 +105,10 @@ def suspicions(raw: RawTimes, on_gpu: bool) -> Iterator[str]:
     factor, slack = DISAGREEMENT[on_gpu], SLACK_US[on_gpu]
     if on_gpu and (stray := worked_on(**raw.after)):
         yield stray
-    for name, where, of_set in (
-        ("gpu", "on the same memory", 0),
-        ("fresh", "on memory that is new to it", raw.fresh_set),
+    for name, where, own in (
+        ("gpu", "on the same memory", statistics.median(raw.on_set(0))),
+        ("fresh", "on memory that is new to it", raw.on_timed_sets()),
     ):
-        own = statistics.median(raw.on_set(of_set))
         if (outside := raw.wall_us[name]) > factor * own + slack:
             yield f"a call {where} takes {outside:.0f} us by the clock of another process and {own:.0f} us by its own"
     bench, quick = statistics.median(raw.bench_us), Latency.of(raw.on_set(0)).p20_us

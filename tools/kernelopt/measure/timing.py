@@ -37,7 +37,7 @@ PROCESSES = 3
 CPU_ROUNDS = (12, 12)
 BUDGET_S = (1.5, 6.0)  # of rounds in one process and workload: slow kernels get fewer rounds, and need fewer
 INPUT_SETS = 8
-SETS_BYTES = 1 << 30  # of their files: a kernel that keeps results is seen with three sets at least
+SETS_BYTES = 1 << 30  # of their files; a kernel that keeps results is seen with three sets, and larger inputs get two
 REPEATS = {True: 2, False: 1}  # on a GPU, on the CPU: of a process whose times cannot be believed
 
 

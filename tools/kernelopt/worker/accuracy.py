@@ -106,10 +106,12 @@ class Scale:
 def scale_at(oracle: torch.Tensor, mask: torch.Tensor, least_rms: float = 0.0) -> Scale:
     """Of the elements of an output that a mask chooses, flat."""
     rms, values = max(root_mean_square(comparable(oracle[mask])), least_rms), comparable(oracle)
-    if not has_rows(values) or values.shape != mask.shape:  # the parts of complex numbers are a dimension more
+    if (
+        not rms or not has_rows(values) or values.shape != mask.shape
+    ):  # the parts of complex numbers are a dimension more
         return Scale(rms)
-    sizes = row_sizes(values, rms, mask)
-    return Scale(rms, sizes[mask.reshape(-1).nonzero()[:, 0] // values.shape[-1]])
+    in_each_row = mask.reshape(-1, values.shape[-1]).sum(1)
+    return Scale(rms, row_sizes(values, rms, mask).repeat_interleave(in_each_row))
 
 
 def scale_of(oracle: torch.Tensor, least_rms: float = 0.0) -> Scale:
@@ -125,15 +127,20 @@ def has_rows(values: torch.Tensor) -> bool:
 
 
 def row_sizes(values: torch.Tensor, least: float, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """The size of each row along the last dimension, at least `least`: AS_NORMAL times its mean |element|, which is the
-    rms of normal numbers. An rms would let one outlier hide the rest of its row. mask: of the elements that count."""
+    """The size of each row along the last dimension, at least `least` (above 0): its rms, or AS_NORMAL times its mean
+    |element| where that is less. Both are equal for normal numbers; an outlier moves an rms more, and would hide more
+    of its row. mask: of the elements that count."""
     sizes, row = [], values.shape[-1]
     masks = [None] if mask is None else mask.reshape(-1, row).split(CHUNK // row)
     for part, counts in zip(values.reshape(-1, row).split(CHUNK // row), itertools.cycle(masks), strict=False):
-        part = zeroed(part).abs()
-        total = row if counts is None else counts.sum(1).clamp(min=1)
-        sizes.append(AS_NORMAL * (part if counts is None else torch.where(counts, part, 0)).sum(1) / total)
-    return torch.cat(sizes).clamp(min=least)
+        size = zeroed(part).abs() / least
+        if counts is None:
+            mean, square = size.mean(1), size.square().mean(1)
+        else:
+            total, size = counts.sum(1).clamp(min=1), torch.where(counts, size, 0)
+            mean, square = size.sum(1) / total, size.square().sum(1) / total
+        sizes.append(torch.minimum(AS_NORMAL * mean, square.sqrt()))
+    return least * torch.cat(sizes).clamp(min=1.0)
 
 
 def root_mean_square(values: torch.Tensor) -> float:

@@ -93,8 +93,7 @@ class WorkloadTimes:
     input sets. alone_us: of the baseline before the kernel was loaded. bench_us: of do_bench. empty_us: of an empty
     pair of events. outputs: of the calls to judge, see TimedCalls. overwritten: a later call wrote into the
     output of a former one. differing: calls whose result differs from the first one on their set. first_set_us: of
-    calls on the first set before the rounds. fresh_set: whose contents the calls on fresh memory read. on_gpu: None on
-    a CPU."""
+    calls on the first set before the rounds. on_gpu: None on a CPU."""
 
     clock: str
     window: list[float]
@@ -107,7 +106,6 @@ class WorkloadTimes:
     overwritten: bool
     differing: int
     first_set_us: list[float]
-    fresh_set: int
     on_gpu: GpuTimes | None
 
     def to_json(self) -> dict:
@@ -140,7 +138,7 @@ class PairedTiming:
         self.kernels: dict = {}
         self.alone_us: list[float] = []
         self.first_set_us: list[float] = []  # of calls of "a" before the rounds
-        self.fresh_set = 0  # whose contents the calls on fresh memory read
+        self.timed_sets = [0]  # numbers of those that rounds are timed on, but for the first where there are others
         self.launch_us = 0.0  # what the host needs for a call of the kernel
         self.changed: set[int] = set()  # numbers of the inputs that a kernel changes; they get their contents again
         self.calls = TimedCalls()
@@ -238,7 +236,6 @@ class PairedTiming:
             overwritten=overwritten,
             differing=self.calls.differing["a"],
             first_set_us=self.first_set_us,
-            fresh_set=self.fresh_set,
             on_gpu=self._on_gpu(call, trace) if self.context.device == "cuda" else None,
         )
 
@@ -270,7 +267,7 @@ class PairedTiming:
             self.first_set_us.append(taken["a"])
             round_s = 2 * (perf_counter() - since)
         rounds = max(min(rounds, LEAST_ROUNDS), min(rounds, int(budget_s / round_s)))
-        self.fresh_set = 1 + randbelow(min(rounds, len(self.sets) - 1)) if len(self.sets) > 1 else 0
+        self.timed_sets = list(range(1, 1 + min(rounds, len(self.sets) - 1))) or [0]
         times: dict[str, list[list[float]]] = {"a": [], "b": []}
         count = min(rounds, CHECKED_OUTPUTS) if self.calls.are_small() else randbelow(2)
         checked_rounds = set(SystemRandom().sample(range(rounds), count))
@@ -326,22 +323,24 @@ class PairedTiming:
         return max(3, int(min(WALL_US / about_us, HELD_US / self.timer.enqueue_us)))
 
     def _fresh_stretch(self, name: str, calls: int) -> bool:
-        number, contents = self.fresh_set, self.contents[self.fresh_set]
-        copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(tensor_trees.held_bytes(contents), 1) + 1)
-        memory = [memories_like(contents) for _ in range(copies)]
-        for tensors in memory:
-            tensor_trees.fill(tensors, contents)
-        arguments = [self._arguments(tensors, number) for tensors in memory]
+        """Calls on the timed sets in turn, as many on each, each call on memory of its own."""
+        sets, largest = self.timed_sets, max(tensor_trees.held_bytes(self.contents[at]) for at in self.timed_sets)
+        copies = min(calls, FRESH_CALLS, FRESH_BYTES // max(largest, 1) + 1)
+        numbers = sets * max(1, copies // len(sets))
+        memory = [memories_like(self.contents[number]) for number in numbers]
+        for number, tensors in zip(numbers, memory, strict=True):
+            tensor_trees.fill(tensors, self.contents[number])
+        arguments = [self._arguments(tensors, number) for number, tensors in zip(numbers, memory, strict=True)]
         outputs: list = [None]
-        chosen = randbelow(copies)
+        chosen = randbelow(len(numbers))
 
         def on_fresh_memory(at: int):
             result = problem.call(self.kernels["a"], arguments[at])
             outputs[0] = result if at == chosen else outputs[0]
 
-        held = self._stretch(name, [lambda at=at: on_fresh_memory(at) for at in range(copies)], calls)
+        held = self._stretch(name, [lambda at=at: on_fresh_memory(at) for at in range(len(numbers))], calls)
         results = self._results(outputs[0], memory[chosen])
-        self.calls.look_at("a", number, results, check=self.calls.are_small() or not self.calls.checked)
+        self.calls.look_at("a", numbers[chosen], results, check=self.calls.are_small() or not self.calls.checked)
         return held
 
     def _stretch(self, name: str, calls: list, hold: int = 0, of: int | None = None) -> bool:
