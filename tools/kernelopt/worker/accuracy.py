@@ -106,9 +106,8 @@ class Scale:
 def scale_at(oracle: torch.Tensor, mask: torch.Tensor, least_rms: float = 0.0) -> Scale:
     """Of the elements of an output that a mask chooses, flat."""
     rms, values = max(root_mean_square(comparable(oracle[mask])), least_rms), comparable(oracle)
-    if (
-        not rms or not has_rows(values) or values.shape != mask.shape
-    ):  # the parts of complex numbers are a dimension more
+    # The parts of complex numbers are a dimension that their mask lacks.
+    if not rms or not has_rows(values) or values.shape != mask.shape:
         return Scale(rms)
     in_each_row = mask.reshape(-1, values.shape[-1]).sum(1)
     return Scale(rms, row_sizes(values, rms, mask).repeat_interleave(in_each_row))
@@ -133,13 +132,10 @@ def row_sizes(values: torch.Tensor, least: float, mask: torch.Tensor | None = No
     sizes, row = [], values.shape[-1]
     masks = [None] if mask is None else mask.reshape(-1, row).split(CHUNK // row)
     for part, counts in zip(values.reshape(-1, row).split(CHUNK // row), itertools.cycle(masks), strict=False):
-        size = zeroed(part).abs() / least
-        if counts is None:
-            mean, square = size.mean(1), size.square().mean(1)
-        else:
-            total, size = counts.sum(1).clamp(min=1), torch.where(counts, size, 0)
-            mean, square = size.sum(1) / total, size.square().sum(1) / total
-        sizes.append(torch.minimum(AS_NORMAL * mean, square.sqrt()))
+        size, total = zeroed(part).abs() / least, row
+        if counts is not None:
+            size, total = torch.where(counts, size, 0), counts.sum(1).clamp(min=1)
+        sizes.append(torch.minimum(AS_NORMAL * size.sum(1) / total, (size.square().sum(1) / total).sqrt()))
     return least * torch.cat(sizes).clamp(min=1.0)
 
 
