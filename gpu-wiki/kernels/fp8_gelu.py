@@ -5,6 +5,9 @@ producer warp and two consumer warpgroups, 64 x 256 outputs each (wgmma m64n256k
 end a consumer only scales its sums and keeps half of the arguments as f16 pairs (beyond f16's range: GELU at once from
 the sums); their GELU and the stores run beside the next tile's wgmmas. What is left after the full rounds of tiles is
 cut into 64 x 16 pieces, so that all SMs share it. evals/trials/fp8_gelu states it.
+
+The host code is Python on the driver's library, so the tools compile it only where there is a GPU. Host code that compiles
+anywhere: gated_output.py beside it.
 """
 
 import ctypes
