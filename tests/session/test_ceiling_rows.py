@@ -287,3 +287,13 @@ def test_the_time_at_the_sustained_rate_is_that_of_bare_operations_alone():
     assert roofline.utilization(855.0, 1 << 20, 369_229_824, roof).sustained_us is None
     library = replace(roof, sustained_compute=replace(roof.sustained_compute, metric="measured_fp8_matmul_sustained"))
     assert roofline.utilization(855.0, 1 << 40, 369_229_824, library).sustained_us is None
+
+
+def test_the_roofline_tells_the_time_at_the_sustained_rate_where_it_is_known():
+    """Two agents measured a floor for 12 s each, since the line said how, though the target rested on this rate."""
+    work = Work(flops=1 << 40, bytes_in=1 << 28, bytes_out=1 << 27, bytes_min=3 << 27, dtype="fp8", source="counted")
+    roof = roofline.roof(wiki.product("H100 SXM"), "fp8")
+    known = roofline_section.line("default", work, roof)
+    assert known.endswith(f"({(1 << 40) / 1648e6:.2f} us at measured_fp8_tensor_ceiling_sustained)")
+    unknown = roofline_section.line("default", work, replace(roof, sustained_compute=None))
+    assert unknown.endswith("(measure_ceiling.py measures it)")

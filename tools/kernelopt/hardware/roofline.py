@@ -261,11 +261,13 @@ def utilization(
         floor_share_pct=100 * limits.floor_us / time_us,
         limit_us=limit_us,
         below_physical_limit=time_us < limit_us,
-        sustained_us=_sustained_us(flops, limits, roof),
+        sustained_us=sustained_us(flops, limits, roof),
     )
 
 
-def _sustained_us(flops: int, limits: Bound, roof: Roof) -> float | None:
+def sustained_us(flops: int, limits: Bound, roof: Roof) -> float | None:
+    """The time of the FLOPs of a compute-bound problem at the rate that the bare operations sustain; None for other
+    bounds, and where that rate is unknown."""
     row = roof.sustained_compute
     if limits.bound != "compute" or row is None or is_library_rate(row.metric):
         return None

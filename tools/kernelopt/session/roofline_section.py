@@ -42,7 +42,7 @@ def line(name: str, work: Work, roof: roofline.Roof) -> str:
     ridge = f"ridge point {bound.ridge_point:.4g}" if bound.ridge_point else "no ridge point for this dtype"
     text = (
         f"- {name}: {work.flops} FLOP over {work.bytes_min} bytes ({work.source}) = "
-        f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, {floor_words(bound, roof)}"
+        f"{bound.arithmetic_intensity:.4g} FLOP/byte, {ridge}: {bound.bound}-bound, {floor_words(bound, roof, work)}"
     )
     if bound.bound == "memory" and roofline.fits_in_cache(work.bytes_min, roof):
         text += (
@@ -52,11 +52,13 @@ def line(name: str, work: Work, roof: roofline.Roof) -> str:
     return text
 
 
-def floor_words(bound: roofline.Bound, roof: roofline.Roof) -> str:
+def floor_words(bound: roofline.Bound, roof: roofline.Roof, work: Work) -> str:
     """ "floor 206.2 us", or what stands in where no ceiling was measured."""
     if bound.library_rate:
+        sustained = roofline.sustained_us(work.flops, bound, roof)
+        other = f"{sustained:.2f} us at {roof.sustained_compute.metric}" if sustained else None
         return (
             f"{bound.floor_us:.2f} us at {roof.compute.metric}, a library's rate and no floor "
-            "(measure_ceiling.py measures it)"
+            f"({other or 'measure_ceiling.py measures it'})"
         )
     return f"floor {bound.floor_us:.2f} us"
