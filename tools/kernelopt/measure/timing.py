@@ -67,8 +67,17 @@ def inputs(
     sizes, a set of middle size comes first: its time stands for all."""
     seeds = [secret_seed() for _ in range(count)]
     folder = sandbox.new_folder("inputs")
-    limit = {"with_variants": False, "limit_bytes": SETS_BYTES}
-    prepared = prepare(sandbox, reference, dtype, workloads, seeds, timeout_s, folder=folder, **limit)
+    prepared = prepare(
+        sandbox,
+        reference,
+        dtype,
+        workloads,
+        seeds,
+        timeout_s,
+        with_variants=False,
+        folder=folder,
+        limit_bytes=SETS_BYTES,
+    )
     return {name: middle_first([case for case in prepared if case.workload == name]) for name in workloads}
 
 
