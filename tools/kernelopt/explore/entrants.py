@@ -172,9 +172,8 @@ class Starter:
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
         clock; it must have compiled and run by then. Stopped, with that status, when the sandbox was told to stop."""
-        sooner, why = self._sooner.get(entrant.name, (math.inf, ""))
-        if time.monotonic() > min(until, sooner):
-            why = why if sooner < until else f"the budget ended before it was started; {MORE_BUDGET}"
+        end, why = self._end(entrant, until, f"the budget ended before it was started; {MORE_BUDGET}")
+        if time.monotonic() > end:
             entrant.fail(Fault(Status.TIMEOUT, why))
             return
         entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
@@ -203,8 +202,7 @@ class Starter:
             if fault.status == Status.TIMEOUT:
                 stuck = STUCK[stage] if self.sandbox.gpu or stage != "launched" else STUCK_IN_INTERPRETER
                 stuck = stuck.format(seconds=ended.outcome.wall_s)
-                sooner, why = self._sooner.get(entrant.name, (math.inf, more))
-                more = why if sooner < until else more
+                more = self._end(entrant, until, more)[1]
                 fault = Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {more}")
             entrant.fail(fault)
             return
@@ -223,7 +221,11 @@ class Starter:
 
     def _left_s(self, entrant: Entrant, began: float, until: float) -> float:
         """For a stage that began then, in seconds."""
-        return max(0.1, min(until, self._sooner.get(entrant.name, (math.inf, ""))[0]) - began)
+        return max(0.1, self._end(entrant, until)[0] - began)
+
+    def _end(self, entrant: Entrant, until: float, why: str = "") -> tuple[float, str]:
+        """(when it must be ready, and why then): `until`, or what `hurry` said where that is sooner"""
+        return min((until, why), self._sooner.get(entrant.name, (math.inf, "")))
 
     def hang_s(self) -> float:
         """How long a launched kernel may take to end."""

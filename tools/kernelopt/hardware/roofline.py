@@ -299,10 +299,11 @@ def beyond_floor(result: Utilization) -> str | None:
             "beyond the floor: do the outputs need all bytes that were counted (estimate_work.py --bytes)? The floor's "
             "rate is a copy's, and this mix of reads and writes may have a better one: measure_ceiling.py"
         )
-    if result.library_rate and result.sustained_us:  # which tells how much is left
-        return None
     if result.library_rate:
-        return "faster than the library's rate, which is no floor; measure the floor: measure_ceiling.py --workspace W"
+        advice = (
+            "faster than the library's rate, which is no floor; measure the floor: measure_ceiling.py --workspace W"
+        )
+        return None if result.sustained_us else advice  # that rate tells how much is left
     return (
         "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The card may "
         "have been cooler or less loaded than when its ceiling was measured: measure_ceiling.py --workspace W"
