@@ -114,7 +114,8 @@ def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult
         if not is_slow or compared["default"].verdict == Speed.FASTER:
             return None
     gained = max((compared[one].speedup for one in ("default", result["workload"]) if one in compared), default=None)
-    return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained)
+    share = verdict.sustained_pct if accepted else None
+    return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained, share)
 
 
 def keep_named(workspace: Workspace, name: str, result: dict) -> None:

@@ -183,7 +183,7 @@ def test_with_several_workloads_the_gain_that_counts_is_the_larger_one(default, 
         for name, (verdict, speedup) in {"default": default, "small": small}.items()
     }
     measured = SimpleNamespace(verdict=SimpleNamespace(status=Status.OK), comparisons=compared)
-    verdict = SimpleNamespace(decision=SimpleNamespace(accepted=accepted), measurement=measured)
+    verdict = SimpleNamespace(decision=SimpleNamespace(accepted=accepted), measurement=measured, sustained_pct=None)
     of_result = SimpleNamespace(name="e1", against="best (v0)", speedup_over_best=1.03, was_stopped=False)
     tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
     monkeypatch.setattr(explorations, "of_result", lambda *_: of_result)
@@ -252,13 +252,6 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
 @pytest.mark.parametrize(
     ("version", "us", "gained", "accepted", "said"),
     [
-        (
-            "v0",
-            None,
-            None,
-            True,
-            f"where GPU time counts, report now, at any share of the floor: {explorations.AFTER_V0}",
-        ),
         ("v0", None, None, False, None),
         ("v1", 99.0, None, True, f"v1 brought 1.0 % over best (v0): {explorations.FINISH}"),
         ("v1", 96.0, None, True, "v1 brought 4.2 % over best (v0): where GPU time counts, report now"),
@@ -281,6 +274,20 @@ def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version
         rows=rows,
     )
     assert explorations.next_run(one, version, accepted, gained) == said
+
+
+@pytest.mark.parametrize(
+    ("sustained_pct", "said"),
+    [
+        (None, "where GPU time counts, report now, at any share of the floor: in nine trials"),
+        (89.9, "where GPU time counts, report now, at any share of the floor: in nine trials"),
+        (95.44, "v0 is at 95.4 % of the bare operations' sustained rate: finish; in four trials"),
+    ],
+)
+def test_after_v0_little_is_left_near_the_rate_that_the_bare_operations_sustain(sustained_pct, said):
+    one = SimpleNamespace(name="e1", against="eager", speedup_over_best=None, was_stopped=False)
+    assert explorations.next_run(one, "v0", True, None, sustained_pct).startswith(said)
+    assert explorations.next_run(one, "v0", False, None, sustained_pct) is None
 
 
 @pytest.mark.parametrize(

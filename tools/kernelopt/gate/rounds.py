@@ -71,6 +71,12 @@ class RoundResult:
             "seconds": measured.seconds,
         }
 
+    @property
+    def sustained_pct(self) -> float | None:
+        """The share of the bare operations' sustained rate that the cold GPU time reaches; see `sustained_share`."""
+        used, timings = self.measurement.utilization, self.measurement.timings
+        return sustained_share(used, timings["default"].gpu_us) if used else None
+
     def lines(self) -> list[str]:
         """The output of run_gate.py."""
         decision, measured = self.decision, self.measurement
@@ -100,11 +106,15 @@ def cold_shares(used: roofline.Utilization, cold_us: float | None) -> str:
         return ""
     has_floor = not (used.library_rate or used.documented)
     floor = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if has_floor else ""
-    if used.sustained_us is None:
-        return floor
+    share = sustained_share(used, cold_us)
     return (
-        f"{floor}; its cold time is at {100 * used.sustained_us / cold_us:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
+        floor if share is None else f"{floor}; its cold time is at {share:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
     )
+
+
+def sustained_share(used: roofline.Utilization, cold_us: float | None) -> float | None:
+    """In percent, of the rate that the bare operations sustain; None for other bounds, and where either is unknown."""
+    return 100 * used.sustained_us / cold_us if used.sustained_us and cold_us else None
 
 
 def judge(

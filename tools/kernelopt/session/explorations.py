@@ -19,13 +19,16 @@ LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 LITTLE = 1.02  # over the best version: an exploration below it brought little
 WORTH_A_RUN = 1.05  # over the best version: where an exploration brought more, another one may be worth its GPU time
-# The figures here, in AFTER_V0 and in SUSTAINED_IN_TRIALS are those of the trials in evals/README.md.
+NEAR_PCT = 90.0  # of the bare operations' sustained rate: where v0 stood there, little followed
+# The figures here, in AFTER_V0, NEAR_AFTER_V0 and SUSTAINED_IN_TRIALS are those of the trials in evals/README.md.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
 SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in fourteen trials the faster kernel ended at 84 to 99 %"
 AFTER_V0 = (
-    "in eleven trials what followed v0 brought under 1 % in six, 2.1 to 8.4 % in five, for 46 to 180 s of the GPU"
+    f"in nine trials that stood below {NEAR_PCT:.0f} % of the bare operations' rate, what followed v0 brought under 1 % "
+    "in four, 2.1 to 8.4 % in five, for 59 to 181 s of the GPU"
 )
+NEAR_AFTER_V0 = f"in four trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 %, for 46 to 93 s of the GPU"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,11 +160,18 @@ def little_came_of(exploration: Exploration) -> str | None:
     return f"{exploration.name} brought {brought} over {exploration.against}{less}: {FINISH}"
 
 
-def next_run(exploration: Exploration, version: str, accepted: bool, gained: float | None = None) -> str | None:
+def next_run(
+    exploration: Exploration,
+    version: str,
+    accepted: bool,
+    gained: float | None = None,
+    sustained_pct: float | None = None,
+) -> str | None:
     """What to do after an exploration whose leader was to become this version; None where another one may be worth its
-    GPU time. gained: the version's speed-up over the best by the gate, where it told one."""
+    GPU time. gained: the version's speed-up over the best by the gate, where it told one. sustained_pct: its share of
+    the rate that the bare operations sustain; None where it is unknown, and for other bounds."""
     if version == "v0":
-        return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}" if accepted else None
+        return after_v0(sustained_pct) if accepted else None
     speedup = (accepted and gained) or exploration.speedup_over_best
     if speedup is None or speedup >= WORTH_A_RUN or exploration.was_stopped:
         return None
@@ -169,6 +179,13 @@ def next_run(exploration: Exploration, version: str, accepted: bool, gained: flo
         f"{version} brought {100 * (speedup - 1):.1f} %" if accepted else f"{exploration.name} brought nothing certain"
     )
     return f"{brought} over {exploration.against}: {FINISH if speedup < LITTLE else f'{COUNTS}, report now'}"
+
+
+def after_v0(sustained_pct: float | None) -> str:
+    """What to do after an accepted v0."""
+    if sustained_pct is not None and sustained_pct >= NEAR_PCT:
+        return f"v0 is at {sustained_pct:.1f} % of the bare operations' sustained rate: finish; {NEAR_AFTER_V0}"
+    return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}"
 
 
 def folder_of(workspace: Workspace) -> Path:
