@@ -365,38 +365,25 @@ def test_the_launcher_of_the_fp8_product_for_hopper_hands_over_its_arguments(hop
 
 def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments(cuda_runtime):
     runtime, built = cuda_runtime
-    candidate = runpy.run_path(str(DECK / "w4a16/candidates/fragments.py"))
-    run = built(candidate, "w4a16", candidate["CHOSEN"]).run
+    candidate = runpy.run_path(str(DECK / "w4a16/candidates/ring.py"))
+    run = built({"CUDA": candidate["source"]()[0]}, "w4a16_ring", []).run
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
-    words = (ctypes.c_uint64 * 16).in_dll(runtime, "words")
-    for rows, columns, width in ((1, 12288, 64), (1, 4096, 32), (8, 4096, 64), (16, 4096, 64), (32, 4096, 64)):
-        ctypes.c_int.in_dll(runtime, "wanted").value = 1
+    words, wanted = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), ctypes.c_int.in_dll(runtime, "wanted")
+    wanted.value = 1
+    for rows, columns, width in ((1, 12288, 32), (1, 4096, 32), (8, 4096, 64)):
         assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
         assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == rows | columns << 32
-        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM and grid[0] == columns // width, (
+        assert grid[0] == columns // width, (rows, columns)
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+    wanted.value = 3
+    for rows, columns, tiles in ((16, 14336, 112), (9, 880, 7), (32, 12288, 96), (17, 400, 4)):  # by the ring
+        assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
+        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256] and grid[:2] == [tiles, 4], (
             rows,
             columns,
         )
-    ctypes.c_int.in_dll(runtime, "wanted").value = 3
     assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
-
-
-def test_the_launcher_of_the_ring_hands_over_maps_and_a_cluster_for_each_tile(cuda_runtime):
-    runtime, built = cuda_runtime
-    candidate = runpy.run_path(str(DECK / "w4a16/candidates/ring.py"))
-    run = built({"CUDA": candidate["source"]()[0]}, "w4a16_ring", []).run
-    words, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
-    first, wanted = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), ctypes.c_int.in_dll(runtime, "wanted")
-    wanted.value = 3
-    for rows, columns, tiles in ((16, 14336, [16, 8]), (9, 880, [1, 8]), (32, 12288, [32, 4]), (17, 400, [2, 4])):
-        assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
-        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256] and grid[:2] == tiles, (rows, columns)
-        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
-    assert run(X, W, SCALE_X, SCALE_W, Y, 33, 1920, 512, STREAM) == 0 and grid[:2] == [10, 1]
-    wanted.value = 1
-    for rows in (1, 8):  # as in fragments.py
-        assert run(X, W, SCALE_X, SCALE_W, Y, rows, 4096, 512, STREAM) == 0 and first[:2] == [W, X], rows
 
 
 def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):
@@ -446,7 +433,7 @@ def test_one_row_by_tl_dot_compiles_with_k_split(tmp_path, monkeypatch):
     from triton.backends.compiler import GPUTarget
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    product = runpy.run_path(str(DECK / "w4a16/candidates/fragments.py"))["unpacked_product"]
+    product = runpy.run_path(str(DECK / "w4a16/candidates/ring.py"))["unpacked_product"]
     constants = {"M": 1, "BM": 16, "BN": 64, "SPLIT": 4, "STAGES": 2}
     pointers = {"x": "*bf16", "packed": "*u8", "scales": "*bf16", "zeros": "*bf16", "y": "*bf16", "parts": "*fp32"}
     types = pointers | {"arrived": "*i32", "N": "i32", "K": "i32"} | dict.fromkeys(constants, "constexpr")

@@ -16,7 +16,8 @@ from conftest import BUNDLE
 
 pytest.importorskip("triton")  # the candidate imports it
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "w4a16" / "candidates" / "ring.py"
-NAMES = ("v", "boxes", "wk", "split", "stages", "blocks", "by_wgmma")
+NAMES = ("v", "split", "stages", "blocks")
+TILE = 128  # columns of a block
 
 
 @pytest.fixture(scope="module")
@@ -37,15 +38,11 @@ def index(candidate, tmp_path_factory):
 
 
 def shapes() -> list[tuple[int, tuple]]:
-    """Rows in eights, and the constants of a shape: each that the candidate has or its SPACE names."""
-    values = {}
-    for node in ast.parse(FILE.read_text()).body:
-        if isinstance(node, ast.Assign) and node.targets[0].id in ("SPACE", "SIXTEEN", "THIRTY"):
-            values[node.targets[0].id] = ast.literal_eval(node.value)
-    named = [values] + values["SPACE"]
-    return sorted(
-        {(eights, one[key]) for key, eights in (("SIXTEEN", 2), ("THIRTY", 4)) for one in named if key in one}
-    )
+    """Rows in eights, and the constants of the candidate's shape for so many rows."""
+    assigned = {
+        node.targets[0].id: node.value for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.Assign)
+    }
+    return [(eights, ast.literal_eval(assigned[name])) for name, eights in (("SIXTEEN", 2), ("THIRTY", 4))]
 
 
 def by_tma(rows: np.ndarray) -> np.ndarray:
@@ -73,18 +70,16 @@ def pair(one: int, j: int) -> tuple[int, int]:
 class Warp:
     """One warp in one group of 128 of k: what its lanes read, and its sums."""
 
-    def __init__(self, index, eights, shape, wk, wn):
-        self.index, self.eights, self.wk, self.wn = index, eights, wk, wn
-        self.v, self.by_wgmma, self.steps = shape["v"], shape["by_wgmma"], 8 // shape["wk"]
+    def __init__(self, index, eights, v, warp):
+        self.index, self.eights, self.v, self.warp = index, eights, v, warp
 
     def weight_at(self, step, t, g, second):
-        """The byte of the weights where a lane reads, from the start of the boxes."""
-        column = self.index.column_of(self.v, self.wn, g)
-        row = self.index.packed_row(self.by_wgmma, t, second)
-        return column // 128 * 8192 + step * 1024 + self.index.swizzled(row, column % 128)
+        """The byte of the weights where a lane reads, from the start of the box."""
+        column = self.index.column_of(self.v, self.warp, g)
+        return step * 1024 + self.index.swizzled(self.index.packed_row(t, second), column)
 
     def x_at(self, step, t, g, eight):
-        row = self.index.x_row(False, g)
+        row = self.index.x_row(g)
         return step // 4 * self.eights * 1024 + eight * 1024 + self.index.swizzled(row, step % 4 * 32 + 8 * t)
 
     def a(self, weights, step) -> np.ndarray:
@@ -98,14 +93,8 @@ class Warp:
         return a
 
     def b(self, x, step, eight) -> np.ndarray:
-        """B: 16 of k by 8 rows of x. wgmma reads it by itself, in the order of k."""
+        """B: 16 of k by 8 rows of x."""
         b = np.zeros((16, 8), np.int64)
-        if self.by_wgmma:
-            at = step // 4 * self.eights * 1024
-            for n, k in itertools.product(range(8), range(16)):
-                address = at + (8 * eight + n) * 128 + (step % 4 * 16 + k) * 2
-                b[k, n] = x[address ^ (address >> 7 & 7) << 4 :][:2].view(np.int16)[0]
-            return b
         for g, t in itertools.product(range(8), range(4)):
             words = word(x, self.x_at(step, t, g, eight), 2)
             for second in range(2):
@@ -115,42 +104,37 @@ class Warp:
 
     def sums(self, weights, x) -> np.ndarray:
         acc = np.zeros((self.v // 2, self.eights, 16, 8), np.int64)
-        for step in range(self.wk * self.steps, (self.wk + 1) * self.steps):
+        for step in range(8):
             a = self.a(weights, step)
             for eight in range(self.eights):
                 acc[:, eight] += a @ self.b(x, step, eight)
         return acc
 
 
-def product(index, eights, shape, packed, x) -> np.ndarray:
+def product(index, eights, v, packed, x) -> np.ndarray:
     """The block's part of y, through the places of the sums in shared memory."""
-    tile = 128 * shape["boxes"]
-    boxes = [by_tma(packed[:, 128 * i : 128 * i + 128]) for i in range(shape["boxes"])]
     panels = [by_tma(np.ascontiguousarray(x[:, 64 * i : 64 * i + 64]).view(np.uint8)) for i in range(2)]
-    weights, panels = np.concatenate(boxes), np.concatenate(panels)
-    parts = np.zeros((8 * eights, tile), np.int64)
-    for wk, wn in itertools.product(range(shape["wk"]), range(tile // (8 * shape["v"]))):
-        warp = Warp(index, eights, shape, wk, wn)
-        acc = warp.sums(weights, panels)
-        for g, t, m, n, j in itertools.product(range(8), range(4), range(shape["v"] // 2), range(eights), range(2)):
-            column = index.column_of(shape["v"], wn, g) + 2 * m
-            line = 8 * n + index.slot_of(2 * t + j)
-            parts[line, column : column + 2] += acc[m, n, [g, g + 8], 2 * t + j]
+    weights, panels = by_tma(packed), np.concatenate(panels)
+    parts = np.zeros((8 * eights, TILE), np.int64)
+    for number in range(TILE // (8 * v)):
+        acc = Warp(index, eights, v, number).sums(weights, panels)
+        for g, t, m, n, j in itertools.product(range(8), range(4), range(v // 2), range(eights), range(2)):
+            column = index.column_of(v, number, g) + 2 * m
+            parts[8 * n + index.slot_of(2 * t + j), column : column + 2] = acc[m, n, [g, g + 8], 2 * t + j]
     y = np.zeros_like(parts)
     for line in range(8 * eights):
-        y[line // 8 * 8 + index.x_row(shape["by_wgmma"], index.column_in(line % 8))] = parts[line]
+        y[line // 8 * 8 + index.x_row(index.column_in(line % 8))] = parts[line]
     return y
 
 
 @pytest.mark.parametrize(("eights", "constants"), shapes(), ids=str)
 def test_the_lanes_of_the_ring_multiply_what_belongs_together(index, eights, constants):
-    shape = dict(zip(NAMES, constants, strict=True))
-    shape["boxes"] = min(shape["boxes"], 2)  # further ones are alike
     numbers = np.random.default_rng(7)
-    packed = numbers.integers(0, 256, (64, 128 * shape["boxes"]), np.uint8)
+    packed = numbers.integers(0, 256, (64, TILE), np.uint8)
     x = numbers.integers(-99, 99, (8 * eights, 128), np.int16)
     weight = np.stack([packed & 15, packed >> 4], 1).reshape(128, -1).astype(np.int64)
-    assert (product(index, eights, shape, packed, x) == x.astype(np.int64) @ weight).all()
+    v = dict(zip(NAMES, constants, strict=True))["v"]
+    assert (product(index, eights, v, packed, x) == x.astype(np.int64) @ weight).all()
 
 
 def worst_conflict(addresses: list[int], size: int) -> int:
@@ -166,19 +150,15 @@ def worst_conflict(addresses: list[int], size: int) -> int:
 
 @pytest.mark.parametrize(("eights", "constants"), shapes(), ids=str)
 def test_the_reads_of_mma_and_the_sums_meet_no_bank_twice(index, eights, constants):
-    shape = dict(zip(NAMES, constants, strict=True))
+    v = dict(zip(NAMES, constants, strict=True))["v"]
     lanes = [(lane % 4, lane // 4) for lane in range(32)]
-    weights = set()
-    for wn, step, second in itertools.product(range(128 * shape["boxes"] // (8 * shape["v"])), range(8), range(2)):
-        warp = Warp(index, eights, shape, 0, wn)
-        weights.add(worst_conflict([warp.weight_at(step, t, g, second) for t, g in lanes], shape["v"]))
-        if not shape["by_wgmma"]:
-            assert worst_conflict([warp.x_at(step, t, g, 0) for t, g in lanes], 8) == 1
-    assert weights == {2 if shape["by_wgmma"] else 1}  # wgmma fixes the order of k
-    pitch = 128 * shape["boxes"] + 2
-    for j, m in itertools.product(range(2), range(shape["v"] // 2)):
-        places = [index.slot_of(2 * t + j) * pitch + index.column_of(shape["v"], 0, g) + 2 * m for t, g in lanes]
-        assert worst_conflict([4 * place for place in places], 8) == (1 if shape["v"] == 8 else 2)
+    for number, step, second in itertools.product(range(TILE // (8 * v)), range(8), range(2)):
+        warp = Warp(index, eights, v, number)
+        assert worst_conflict([warp.weight_at(step, t, g, second) for t, g in lanes], v) == 1
+        assert worst_conflict([warp.x_at(step, t, g, 0) for t, g in lanes], 8) == 1
+    for j, m in itertools.product(range(2), range(v // 2)):
+        places = [index.slot_of(2 * t + j) * (TILE + 2) + index.column_of(v, 0, g) + 2 * m for t, g in lanes]
+        assert worst_conflict([4 * place for place in places], 8) == (1 if v == 8 else 2)
 
 
 def test_weights_are_those_of_the_reference_for_any_zero_point():

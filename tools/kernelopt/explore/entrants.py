@@ -74,7 +74,7 @@ class Sustained:
 class Entrant:
     """One kernel of an exploration, and its results so far.
 
-    rounds_us: the median of its calls in each round, None where it did not run. process: None before it starts and
+    rounds_us: one time of each round (race.time_of_turn), None where it did not run. process: None before it starts and
     after it ended.
     """
 

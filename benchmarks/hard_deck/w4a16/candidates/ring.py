@@ -1,45 +1,12 @@
-"""x W with int4 weights, 9 to 32 rows by a ring: TMA brings weights and x to shared memory, every SM has equal work.
+"""x W with int4 weights. Up to 8 rows: the bytes that a lane loads are its operands. 9 to 32: through a ring by TMA, many
+small blocks an SM. More: unpacked weights are the operand of wgmma in registers. README.md of this problem says what was
+tried.
 
-Up to 8 rows and above 32 it is fragments.py with the constants of examples/w4a16. README.md of this problem counts what 32
-rows cost there. **Not run on a GPU.** It compiles for sm_90a; tests/test_hard_deck_w4a16.py models who reads what.
-
-A block has BOXES x 128 columns; a cluster of SPLIT blocks shares the groups of k, so 128 blocks cover 12288 and 14336
-columns. A warp has 8 V columns. It unpacks a weight once for all rows, as the reference rounds it: (q - z) s, where
-128 + z is a bf16 in one subtraction less. mma.sync takes k and the rows of x in an order in which neither meets a bank
-twice; wgmma has x as B where TMA put it. Sums meet in shared memory, then across the cluster.
-LATE (RING 0) is the older kernel with one line moved: a group's first products no longer wait for the next group's
-weights.
-
-**Predictions, written 2026-11-26 before any run**, and what one exploration a shape gave on 2026-11-27; cold calls on an
-H100 SXM, us, predicted -> measured:
-
-| candidate | 32 x 12288 | 16 x 14336 |
-|---|---|---|
-| `{}` | 19.5 -> 40.8 | 19 -> 38.2 |
-| RING 0 | 34 -> 33.7 | 24.5 -> 24.2 |
-| RING 0, LATE 1, ONE_LATE 1 | 27 -> 37.3 | 20.5 -> 27.1 |
-| THIRTY (8, 6, 1, 8, ...), half the work a group beside the products, more sums from afar | 20 -> 41.4 | 19.5 -> 26.0 |
-| THIRTY (8, 3, 1, 4, ...), 6 warps; SIXTEEN with 2 stages | 22 -> 43.6 | 20 -> 38.3 |
-| THIRTY (4, 3, 1, 4, ...), half the columns a warp | 21 -> 39.0 | 19.5 -> 25.3 |
-| THIRTY (8, 3, 2, 4, 7, ...), one stage more; SIXTEEN (4, 7, ...), 28 warps | 19.5 -> 42.8 | 19 -> 39.0 |
-| THIRTY (8, 1, 2, 4, ...), three small blocks an SM | 21.5 -> **30.8** | 20.5 -> 24.8 |
-| THIRTY (4, 3, ..., 1), wgmma | 19 -> 36.8 | 19 -> 38.0 |
-| THIRTY (8, 4, 1, 5, ..., 1), wgmma, clusters of 5 | 21 -> 38.7 | 20 -> 26.9 |
-| probe: no unpacking | 17.5 -> 36.2 | 17 -> 30.4 |
-| probe: no x | 18.5 -> 39.7 | 18.5 -> 37.4 |
-| probe: no mma | 17.5 -> 35.1 | 18 -> 35.9 |
-| probe: no weights | 14 -> 38.5 | 13.5 -> 35.7 |
-| probe: loads alone | 16 -> 23.2 | 16.5 -> 24.2 |
-| probe, RING 0: no unpacking, no x, no mma | 29, 25, 24 -> 31.2, 24.7, 24.3 | 23, 20, 21 -> 28.1, 22.1, 25.6 |
-| in turn: the example, Marlin | 33.7, 24.4 | 24.5, 22.0 |
-
-It was to be falsified above 22.5 us at 32 rows. What the probes say:
-
-- The next weights were not what the kernel waited for: LATE made it slower, and without weights the ring takes 38.5.
-- The ring takes 23 us with loads alone, and no single part of the work is worth more than 6 of the 18 us above it. That
-  each group is a chain of waits would explain it; this is a guess.
-- Many small blocks beat few large ones: three an SM 1.118x (1.059 to 1.210) over the example, the only gain.
-- In the older kernel (RING 0) x and mma are worth 9 us each of 34, unpacking 2.5: x by each warp is the place to look.
+Up to 8 rows the two weights of a byte are the pair of k in a register of mma, and k is permuted in weights and x alike;
+zero points and scales are applied to the sums of a group. 9 to 32 rows: a block has 128 columns, a cluster of SPLIT blocks
+shares the groups of k, and each warp has 8 V columns. It unpacks a weight once for all rows, as the reference rounds it:
+(q - z) s, where 128 + z is a bf16 in one subtraction less. mma.sync takes k and the rows of x in an order in which neither
+meets a bank twice. Sums meet in shared memory, across the cluster.
 """
 
 import torch
@@ -56,29 +23,12 @@ except ImportError:
 
 
 SPACE = [
-    {},
-    {"RING": 0},
-    {"RING": 0, "LATE": 1, "ONE_LATE": 1},
-    {"THIRTY": (8, 6, 1, 8, 4, 1, 0), "SIXTEEN": (8, 2, 2, 4, 5, 2, 0)},
-    {"THIRTY": (8, 3, 1, 4, 6, 1, 0), "SIXTEEN": (8, 7, 1, 8, 2, 1, 0)},
-    {"THIRTY": (4, 3, 1, 4, 6, 1, 0), "SIXTEEN": (4, 2, 1, 4, 5, 2, 0)},
-    {"THIRTY": (8, 3, 2, 4, 7, 1, 0), "SIXTEEN": (4, 7, 1, 8, 3, 1, 0)},
-    {"THIRTY": (8, 1, 2, 4, 4, 3, 0), "SIXTEEN": (8, 1, 2, 4, 4, 4, 0)},
-    {"THIRTY": (4, 3, 1, 4, 6, 1, 1), "SIXTEEN": (4, 7, 1, 8, 3, 1, 1)},
-    {"THIRTY": (8, 4, 1, 5, 4, 1, 1), "SIXTEEN": (8, 4, 1, 4, 6, 1, 1)},
-    {"PROBE": "no unpacking"},
-    {"PROBE": "no x"},
-    {"PROBE": "no mma"},
-    {"PROBE": "no weights"},
-    {"PROBE": "loads alone"},
-    {"PROBE": "no unpacking", "RING": 0},
-    {"PROBE": "no x", "RING": 0},
-    {"PROBE": "no mma", "RING": 0},
+    {"ONE_V": 4, "ONE_WARPS": 8, "ONE_SPLIT": 1},
+    {"ONE_V": 8, "ONE_WARPS": 8, "ONE_SPLIT": 1},
+    {"ONE_V": 8, "ONE_WARPS": 4, "ONE_SPLIT": 2},
 ]
-PROBE = ""
-PROBES = {"": 0, "no unpacking": 1, "no x": 2, "no mma": 3, "no weights": 4, "loads alone": 5}
 # Columns of a lane, warps of a block, blocks that share the groups of a tile: for one row (from WIDE_FROM columns on, or
-# fewer), up to 16 rows, up to 32; stages of the ring for more.
+# fewer), and up to 8 rows.
 WIDE_FROM = 8192
 ONE_V = 4
 ONE_WARPS = 8
@@ -89,21 +39,12 @@ NARROW_SPLIT = 1
 FEW_V = 8
 FEW_WARPS = 4
 FEW_SPLIT = 1
-MORE_V = 8
-MORE_WARPS = 4
-MORE_SPLIT = 1
-STAGES = 4
+# Columns of a lane, blocks of a cluster, stages, blocks of an SM: 9 to 16 rows, and 17 to 32.
+SIXTEEN = (8, 4, 3, 4)
+THIRTY = (4, 4, 3, 4)
+STAGES = 4  # for more rows
 BY_WGMMA = 1
-# 1: the weights of the next group are asked for after the first products, so that these do not wait for them too. For one
-# row, then with registers for 24 warps an SM; by fragments for more.
-ONE_LATE = 0
-LATE = 0
-# The ring, for 9 to 16 rows and for 17 to 32 (RING 0: by fragments): columns of a lane; boxes of 128 columns of a block;
-# warps that share the k of a group; blocks of a cluster, which share the groups; stages; blocks of an SM; 1 for wgmma.
-RING = 1
-SIXTEEN = (8, 7, 1, 8, 3, 1, 0)
-THIRTY = (8, 3, 2, 4, 6, 1, 0)
-PREFIXES = ("LATE", "WIDE", "ONE", "NARROW", "FEW", "MORE", "STAGES", "RING", "SIXTEEN", "THIRTY")
+PREFIXES = ("WIDE", "ONE", "NARROW", "FEW", "STAGES", "SIXTEEN", "THIRTY")
 CHOSEN = [name for name in tuple(globals()) if name.split("_")[0] in PREFIXES]
 
 
@@ -181,18 +122,6 @@ def wgmma():
                  : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep));"""
 
 
-def narrow_wgmma(n):
-    """m64nNk16 of bf16 for few rows: A in registers, B in shared memory, added to the sums d[N / 8][4]."""
-    half = n // 2
-    sums, operands = (
-        ", ".join(f"%{i}" for i in range(half)),
-        ", ".join(f'"+f"(d[{i // 4}][{i % 4}])' for i in range(half)),
-    )
-    a = ", ".join(f"%{half + i}" for i in range(4))
-    return f"""asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 {{{sums}}}, {{{a}}}, %{half + 4}, 1, 1, 1, 0;"
-                     : {operands} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));"""
-
-
 CUDA = r"""
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -203,7 +132,6 @@ CUDA = r"""
 #include <stdint.h>
 
 typedef uint32_t u32;
-constexpr int NO_UNPACKING = 1, NO_X = 2, NO_MMA = 3, NO_WEIGHTS = 4, LOADS_ALONE = 5;  // what a probe leaves out
 #define HD __host__ __device__ constexpr
 
 // All return 0 or an error: CUDA's, or 10000 and the driver's.
@@ -220,11 +148,10 @@ template <typename Kernel> int may_use(Kernel kernel, int bytes, bool (&told)[DE
     return 0;
 }
 
-namespace few {  // up to 32 rows of x: mma of one warp
+namespace few {  // up to 8 rows of x: mma of one warp
 
 // m16n8k16: A are weights (16 columns of W), B are 8 rows of x, D is their product.
 __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-    if (PROBED == NO_MMA) { d[0] = __uint_as_float(__float_as_uint(d[0]) ^ a0 ^ a1 ^ a2 ^ a3 ^ b0 ^ b1); return; }
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -232,7 +159,6 @@ __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, 
 // The two weights of byte j as bf16: 128 + low, 128 + high. `above` is the word shifted by four bits.
 template <int j> __device__ __forceinline__ u32 pair(u32 word, u32 above) {
     u32 both;
-    if (PROBED == NO_UNPACKING) return j % 2 ? above : word;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(both) : "r"(word), "r"(above), "n"(j | j << 4 | (4 + j) << 8 | (4 + j) << 12));
     asm("lop3.b32 %0, %1, 0x000F000F, 0x43004300, 0xEA;" : "=r"(both) : "r"(both));
     return both;
@@ -271,66 +197,51 @@ template <int V> struct Weights {
     }
 };
 
-// acc[pair of columns][rows of x in eights][...] += a group
-template <int V, int MT, bool ONE, class Ahead> __device__ __forceinline__ void add_group(float (&acc)[V / 2][MT][4], const Weights<V>& w, const Problem& p, int group, int t, int g, Ahead ahead) {
-    float sum[V / 2][MT][4] = {}, total[MT][4] = {};
+// acc[pair of columns] += a group
+template <int V, bool ONE> __device__ __forceinline__ void add_group(float (&acc)[V / 2][4], const Weights<V>& w, const Problem& p, int group, int t, int g) {
+    float sum[V / 2][4] = {}, total[4] = {};
     const u32 ones = 0x3F803F80u;
     #pragma unroll
     for (int chunk = 0; chunk < 4; ++chunk) {
-        if ((ONE ? ONE_LATE : LATE) && chunk == 1) ahead();
-        uint4 x[MT];
-        #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            x[m] = make_uint4(0, 0, 0, 0);
-            if (PROBED == NO_X) x[m] = make_uint4(0x3F803F80u + t, 0x3F803F80u + g, 0x3F803F80u + group, 0x3F803F80u + m);
-            else if (m * 8 + g < p.rows) x[m] = __ldg((const uint4*)(p.x + (int64_t)(m * 8 + g) * (p.depth / 2) + group * 64 + chunk * 16 + 4 * t));
-        }
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (g < p.rows) x = __ldg((const uint4*)(p.x + (int64_t)g * (p.depth / 2) + group * 64 + chunk * 16 + 4 * t));
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 (&first)[V / 4] = w.row[chunk * 4 + half * 2], (&second)[V / 4] = w.row[chunk * 4 + half * 2 + 1];
-            #pragma unroll
-            for (int m = 0; m < MT; ++m) multiply(total[m], ones, ones, ones, ones, half ? x[m].z : x[m].x, half ? x[m].w : x[m].y);
+            const u32 b0 = half ? x.z : x.x, b1 = half ? x.w : x.y;
+            multiply(total, ones, ones, ones, ones, b0, b1);
             #pragma unroll
             for (int i = 0; i < V / 4; ++i) {
                 const u32 a = first[i], b = second[i], above_a = a >> 4, above_b = b >> 4;
-                const u32 a0 = pair<0>(a, above_a), a1 = pair<1>(a, above_a), a2 = pair<0>(b, above_b), a3 = pair<1>(b, above_b);
-                const u32 c0 = pair<2>(a, above_a), c1 = pair<3>(a, above_a), c2 = pair<2>(b, above_b), c3 = pair<3>(b, above_b);
-                #pragma unroll
-                for (int m = 0; m < (PROBED == NO_MMA ? 1 : MT); ++m) {
-                    multiply(sum[2 * i][m], a0, a1, a2, a3, half ? x[m].z : x[m].x, half ? x[m].w : x[m].y);
-                    multiply(sum[2 * i + 1][m], c0, c1, c2, c3, half ? x[m].z : x[m].x, half ? x[m].w : x[m].y);
-                }
+                multiply(sum[2 * i], pair<0>(a, above_a), pair<1>(a, above_a), pair<0>(b, above_b), pair<1>(b, above_b), b0, b1);
+                multiply(sum[2 * i + 1], pair<2>(a, above_a), pair<3>(a, above_a), pair<2>(b, above_b), pair<3>(b, above_b), b0, b1);
             }
         }
     }
     #pragma unroll
     for (int i = 0; i < V / 2; ++i) {
         const float s0 = low(w.s[i]), s1 = high(w.s[i]), z0 = 128.0f + low(w.z[i]), z1 = 128.0f + high(w.z[i]);
-        #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            acc[i][m][0] += s0 * (sum[i][m][0] - z0 * total[m][0]);
-            acc[i][m][2] += s1 * (sum[i][m][2] - z1 * total[m][0]);
-            if (ONE) continue;  // one row of x: the other columns of D are not needed
-            acc[i][m][1] += s0 * (sum[i][m][1] - z0 * total[m][1]);
-            acc[i][m][3] += s1 * (sum[i][m][3] - z1 * total[m][1]);
-        }
+        acc[i][0] += s0 * (sum[i][0] - z0 * total[0]);
+        acc[i][2] += s1 * (sum[i][2] - z1 * total[0]);
+        if (ONE) continue;  // one row of x: the other columns of D are not needed
+        acc[i][1] += s0 * (sum[i][1] - z0 * total[1]);
+        acc[i][3] += s1 * (sum[i][3] - z1 * total[1]);
     }
 }
 
 // A block has 8 V columns; its warps, and the SPLIT blocks of a cluster, share the groups of k.
-template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32, ONE ? ONE_LATE * 24 / WARPS : 0) product(Problem p) {
-    constexpr int ROWS = ONE ? 1 : MT * 8, WIDTH = 8 * V;
+template <int V, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32) product(Problem p) {
+    constexpr int ROWS = ONE ? 1 : 8, WIDTH = 8 * V;
     extern __shared__ float parts[];  // WARPS x ROWS x WIDTH
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
     const int first = blockIdx.x * WIDTH, column = min(first + g * V, p.columns - V), groups = p.depth / 128, step = WARPS * SPLIT;
-    float acc[V / 2][MT][4] = {};
+    float acc[V / 2][4] = {};
     int group = blockIdx.y * WARPS + warp;
     Weights<V> now, next;
     if (group < groups) now.load(p, group, t, column);
     while (group < groups) {
-        auto ahead = [&] { if (group + step < groups) next.load(p, group + step, t, column); };
-        if (!(ONE ? ONE_LATE : LATE)) ahead();
-        add_group<V, MT, ONE>(acc, now, p, group, t, g, ahead);
+        if (group + step < groups) next.load(p, group + step, t, column);
+        add_group<V, ONE>(acc, now, p, group, t, g);
         now = next;
         group += step;
     }
@@ -338,12 +249,10 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launc
     #pragma unroll
     for (int i = 0; i < V / 2; ++i)
         #pragma unroll
-        for (int m = 0; m < MT; ++m)
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int row = m * 8 + 2 * t + j % 2;
-                if (row < ROWS) mine[row * WIDTH + 2 * i + j / 2] = acc[i][m][j];
-            }
+        for (int j = 0; j < 4; ++j) {
+            const int row = 2 * t + j % 2;
+            if (row < ROWS) mine[row * WIDTH + 2 * i + j / 2] = acc[i][j];
+        }
     __syncthreads();
     const int count = min(ROWS, p.rows) * WIDTH;
     for (int at = threadIdx.x; at < count; at += WARPS * 32) {
@@ -367,9 +276,9 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launc
     }
 }
 
-template <int V, int MT, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cudaStream_t stream) {
-    constexpr int BYTES = WARPS * (ONE ? 1 : MT * 8) * 8 * V * 4;
-    auto kernel = product<V, MT, ONE, WARPS, SPLIT>;
+template <int V, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cudaStream_t stream) {
+    constexpr int BYTES = WARPS * (ONE ? 1 : 8) * 8 * V * 4;
+    auto kernel = product<V, ONE, WARPS, SPLIT>;
     static bool told[DEVICES] = {};
     MUST(may_use(kernel, BYTES, told));
     cudaLaunchConfig_t config = {};
@@ -389,15 +298,9 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> int launch(const Proble
 int few_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace few;
     const few::Problem p = {(const uint8_t*)packed, (const u32*)x, (const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth};
-    if (rows == 1 && columns >= WIDE_FROM) return launch<ONE_V, 1, true, ONE_WARPS, ONE_SPLIT>(p, s);
-    if (rows == 1) return launch<NARROW_V, 1, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
-    if (rows <= 8) return launch<FEW_V, 1, false, FEW_WARPS, FEW_SPLIT>(p, s);
-#if RING
-    return cudaErrorInvalidValue;
-#else
-    if (rows <= 16) return launch<FEW_V, 2, false, FEW_WARPS, FEW_SPLIT>(p, s);
-    return launch<MORE_V, 4, false, MORE_WARPS, MORE_SPLIT>(p, s);
-#endif
+    if (rows > 1) return launch<FEW_V, false, FEW_WARPS, FEW_SPLIT>(p, s);
+    if (columns >= WIDE_FROM) return launch<ONE_V, true, ONE_WARPS, ONE_SPLIT>(p, s);
+    return launch<NARROW_V, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
 }
 
 namespace many {  // more rows: wgmma with unpacked weights as its operand in registers
@@ -537,10 +440,10 @@ namespace ring {  // 9 to 32 rows: weights and x by TMA through a ring, blocks o
 // HD INDEX BEGIN: which byte lies where; tests/test_hard_deck_w4a16.py compiles these lines for the CPU
 // A box in shared memory has rows of 128 bytes; TMA's 128-byte swizzle: 16 bytes go where their number XOR the row says.
 HD int swizzled(int row, int byte) { return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15); }
-// The byte rows of 16 of k (8 rows of packed) that lane t holds. mma.sync: k is permuted, x comes alike; wgmma: as it reads x.
-HD int packed_row(bool by_wgmma, int t, int second) { return by_wgmma ? t + 4 * second : 2 * t + second; }
+// The byte rows of 16 of k (8 rows of packed) that lane t holds: k is permuted, and x comes alike.
+HD int packed_row(int t, int second) { return 2 * t + second; }
 // The row of x, of 8, that is column n of B and of the sums.
-HD int x_row(bool by_wgmma, int n) { return by_wgmma ? n : (n & 3) << 1 | n >> 2; }
+HD int x_row(int n) { return (n & 3) << 1 | n >> 2; }
 // Where in a tile of columns the V columns of a lane begin.
 HD int column_of(int v, int warp, int g) { return (warp * 8 + g) * v; }
 // The place among the sums in shared memory of column n of the sums; and back.
@@ -550,15 +453,6 @@ HD int column_in(int slot) { return (slot & 3) << 1 | slot >> 2; }
 
 struct Problem { const u32 *scales, *zeros; __nv_bfloat16* y; int rows, columns, groups, per_block; };
 
-// m64n(8 NT)k16 of bf16: A, which are weights, in registers, x is B in shared memory.
-template <int NT> __device__ __forceinline__ void multiply(float (&d)[NT][4], const u32 (&a)[4], uint64_t b) {
-    if constexpr (NT == 4) {
-        @WGMMA32@
-    } else {
-        @WGMMA16@
-    }
-}
-
 template <bool EXACT, int j> __device__ __forceinline__ u32 weights(u32 word, u32 above, u32 zero, u32 scale) {
     u32 both = few::pair<j>(word, above);
     __nv_bfloat162 q = *reinterpret_cast<__nv_bfloat162*>(&both);
@@ -567,18 +461,15 @@ template <bool EXACT, int j> __device__ __forceinline__ u32 weights(u32 word, u3
     return *reinterpret_cast<const u32*>(&w);
 }
 
-// How a block works: V columns a lane, NT eights of rows, BOXES of 128 columns, WK warps share the k of a group,
-// SPLIT blocks of a cluster share the groups.
-template <int NT_, int V_, int BOXES_, int WK_, int SPLIT_, int STAGES_, int BLOCKS_, bool WG_> struct Shape {
-    static constexpr int V = V_, NT = NT_, BOXES = BOXES_, WK = WK_, SPLIT = SPLIT_, DEEP = STAGES_, BLOCKS = BLOCKS_;
-    static constexpr bool WG = WG_;
-    static constexpr int MB = V / 2, TILE = BOXES * 128, WN = TILE / (8 * V), CONSUMERS = WN * WK, THREADS = (CONSUMERS + 1) * 32;
-    static constexpr int ROWS = 8 * NT, STEPS = 8 / WK, PITCH = TILE + 2;
-    static constexpr u32 PANEL = ROWS * 128, X_BYTES = 2 * PANEL, W_BYTES = BOXES * 8192, STAGE = X_BYTES + W_BYTES;
+// How a block works: NT eights of rows, V columns a lane, SPLIT blocks of a cluster share the groups, BLOCKS an SM.
+constexpr int TILE = 128, PITCH = TILE + 2;  // columns of a block; floats of a row of sums
+template <int NT_, int V_, int SPLIT_, int STAGES_, int BLOCKS_> struct Shape {
+    static constexpr int NT = NT_, V = V_, SPLIT = SPLIT_, DEEP = STAGES_, BLOCKS = BLOCKS_;
+    static constexpr int MB = V / 2, CONSUMERS = TILE / (8 * V), THREADS = (CONSUMERS + 1) * 32, ROWS = 8 * NT;
+    static constexpr u32 PANEL = ROWS * 128, X_BYTES = 2 * PANEL, W_BYTES = 8192, STAGE = X_BYTES + W_BYTES;
     static constexpr u32 SHARED_BYTES = DEEP * STAGE + 16 * DEEP + 1024;
-    static_assert(WK * ROWS * PITCH * 4 <= DEEP * STAGE, "the sums take the place of the ring");
+    static_assert(ROWS * PITCH * 4 <= DEEP * STAGE, "the sums take the place of the ring");
     static_assert(SHARED_BYTES * BLOCKS + 1024 * (BLOCKS - 1) <= 232448 && SPLIT <= 8 && THREADS <= 1024, "a block must fit");
-    static_assert(!WG || WN % 4 == 0, "the four warps of a warpgroup have the same k");
     static_assert(X_BYTES % 1024 == 0, "boxes begin at multiples of 1024 bytes");
 };
 
@@ -624,10 +515,6 @@ template <bool EXACT, class S> __device__ __forceinline__ void unpack(u32 (&a)[S
     for (int i = 0; i < S::V / 4; ++i) {
         u32 (&low)[4] = a[2 * i], (&high)[4] = a[2 * i + 1];
         const u32 one = first[i], two = second[i], above = one >> 4, over = two >> 4;
-        if constexpr (PROBED == NO_UNPACKING) {
-            low[0] = one, low[1] = above, low[2] = two, low[3] = over, high[0] = one, high[1] = above, high[2] = two, high[3] = over;
-            continue;
-        }
         const u32 *s = c.scale + 4 * i, *z = c.zero + 4 * i;
         low[0] = weights<EXACT, 0>(one, above, z[0], s[0]), low[1] = weights<EXACT, 1>(one, above, z[1], s[1]);
         low[2] = weights<EXACT, 0>(two, over, z[0], s[0]), low[3] = weights<EXACT, 1>(two, over, z[1], s[1]);
@@ -638,53 +525,27 @@ template <bool EXACT, class S> __device__ __forceinline__ void unpack(u32 (&a)[S
 
 // Where a lane reads: bytes from the start of a stage.
 template <class S> struct Lane {
-    int first, second, x[S::STEPS < 4 ? S::STEPS : 4];
-    u32 x_start;  // of the warp's first step, for wgmma
-    __device__ __forceinline__ Lane(int wk, int wn, int t, int g) {
-        const int column = column_of(S::V, wn, g), box = S::X_BYTES + column / 128 * 8192 + wk * S::STEPS * 1024;
-        first = box + swizzled(packed_row(S::WG, t, 0), column % 128);
-        second = box + swizzled(packed_row(S::WG, t, 1), column % 128);
-        const int panel = wk * S::STEPS / 4 * S::PANEL, step = wk * S::STEPS % 4;
-        x_start = panel + 32 * step;
+    int first, second, x[4];
+    __device__ __forceinline__ Lane(int warp, int t, int g) {
+        const int column = column_of(S::V, warp, g);
+        first = S::X_BYTES + swizzled(packed_row(t, 0), column), second = S::X_BYTES + swizzled(packed_row(t, 1), column);
         #pragma unroll
-        for (int i = 0; i < (S::STEPS < 4 ? S::STEPS : 4); ++i) x[i] = panel + swizzled(x_row(false, g), 32 * (step + i) + 8 * t);
+        for (int i = 0; i < 4; ++i) x[i] = swizzled(x_row(g), 32 * i + 8 * t);
     }
 };
 
-template <bool EXACT, class S> __device__ __forceinline__ void add_group(float (&acc)[S::MB][S::NT][4], const uint8_t* stage, u32 address, const Lane<S>& lane, const Columns<S::V>& c) {
-    if constexpr (S::WG) {
-        u32 a[2][S::MB][4];
-        const uint64_t x = many::descriptor(address + lane.x_start);
+template <bool EXACT, class S> __device__ __forceinline__ void add_group(float (&acc)[S::MB][S::NT][4], const uint8_t* stage, const Lane<S>& lane, const Columns<S::V>& c) {
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        u32 a[S::MB][4];
+        uint2 b[S::NT];
         #pragma unroll
-        for (int i = 0; i < S::STEPS; ++i) {
-            unpack<EXACT, S>(a[i % 2], stage + lane.first + i * 1024, stage + lane.second + i * 1024, c);
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-            #pragma unroll
-            for (int m = 0; m < S::MB; ++m) multiply<S::NT>(acc[m], a[i % 2][m], x + (i / 4 * S::PANEL + i % 4 * 32) / 16);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            if (i + 1 < S::STEPS) asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-            else asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        }
+        for (int n = 0; n < S::NT; ++n) b[n] = *reinterpret_cast<const uint2*>(stage + lane.x[i % 4] + i / 4 * S::PANEL + n * 1024);
+        unpack<EXACT, S>(a, stage + lane.first + i * 1024, stage + lane.second + i * 1024, c);
         #pragma unroll
-        for (int i = 0; i < S::MB * S::NT * 4; ++i) asm volatile("" : "+f"(acc[i / (4 * S::NT)][i / 4 % S::NT][i % 4]) :: "memory");
-    } else {
-        #pragma unroll
-        for (int i = 0; i < S::STEPS; ++i) {
-            u32 a[S::MB][4];
-            uint2 b[S::NT];
+        for (int m = 0; m < S::MB; ++m)
             #pragma unroll
-            for (int n = 0; n < S::NT; ++n) {
-                if constexpr (PROBED == NO_X) b[n] = make_uint2(0x3F803F80u + lane.first, 0x3F803F80u + lane.second);
-                else b[n] = *reinterpret_cast<const uint2*>(stage + lane.x[i % 4] + i / 4 * S::PANEL + n * 1024);
-            }
-            unpack<EXACT, S>(a, stage + lane.first + i * 1024, stage + lane.second + i * 1024, c);
-            #pragma unroll
-            for (int m = 0; m < S::MB; ++m)
-                #pragma unroll
-                for (int n = 0; n < S::NT; ++n) {
-                    if (PROBED != NO_MMA || m == 0 || n == 0) few::multiply(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n].x, b[n].y);
-                }
-        }
+            for (int n = 0; n < S::NT; ++n) few::multiply(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n].x, b[n].y);
     }
 }
 
@@ -693,49 +554,34 @@ template <class S> __device__ __forceinline__ void produce(const CUtensorMap* w_
         const int stage = n % S::DEEP;
         const u32 bar = full + 8 * stage, at = ring + stage * S::STAGE;
         many::bar_wait(empty + 8 * stage, (n / S::DEEP & 1) ^ 1);
-        many::bar_expect(bar, (PROBED == NO_X ? 0 : S::X_BYTES) + (PROBED == NO_WEIGHTS ? 0 : S::W_BYTES));
-        if (PROBED != NO_WEIGHTS)
-            for (int i = 0; i < S::BOXES; ++i) many::load(at + S::X_BYTES + i * 8192, w_map, bar, column + 128 * i, (from + n) * 64);
-        if (PROBED != NO_X)
-            for (int i = 0; i < 2; ++i) many::load(at + i * S::PANEL, x_map, bar, (from + n) * 128 + 64 * i, 0);
+        many::bar_expect(bar, S::STAGE);
+        many::load(at + S::X_BYTES, w_map, bar, column, (from + n) * 64);
+        for (int i = 0; i < 2; ++i) many::load(at + i * S::PANEL, x_map, bar, (from + n) * 128 + 64 * i, 0);
     }
 }
 
-template <class S> __device__ __forceinline__ void store_pair(const Problem& p, int first, int at, float2 sum) {
-    const int line = at / (S::TILE / 2), column = first + at % (S::TILE / 2) * 2;
-    const int row = line / 8 * 8 + x_row(S::WG, column_in(line % 8));
+__device__ __forceinline__ void store_pair(const Problem& p, int first, int at, float2 sum) {
+    const int line = at / (TILE / 2), column = first + at % (TILE / 2) * 2;
+    const int row = line / 8 * 8 + x_row(column_in(line % 8));
     if (row < p.rows && column < p.columns) *reinterpret_cast<__nv_bfloat162*>(p.y + (int64_t)row * p.columns + column) = __floats2bfloat162_rn(sum.x, sum.y);
 }
 
-// The sums of the warps, and of the blocks of a cluster, added and stored.
+// The sums of the blocks of a cluster, added and stored.
 template <class S> __device__ __forceinline__ void add_up(const Problem& p, float* parts, int first) {
-    constexpr int PAIRS = S::ROWS * S::TILE / 2;
-    auto place = [&](int at, int k) { return parts + (k * S::ROWS + at / (S::TILE / 2)) * S::PITCH + at % (S::TILE / 2) * 2; };
-    if (S::WK > 1 || S::SPLIT == 1)
-        for (int at = threadIdx.x; at < PAIRS; at += S::THREADS) {
-            float2 sum = *reinterpret_cast<float2*>(place(at, 0));
-            #pragma unroll
-            for (int k = 1; k < S::WK; ++k) {
-                const float2 more = *reinterpret_cast<float2*>(place(at, k));
-                sum.x += more.x, sum.y += more.y;
-            }
-            if (S::SPLIT == 1) store_pair<S>(p, first, at, sum);
-            else *reinterpret_cast<float2*>(place(at, 0)) = sum;
+    constexpr int PAIRS = S::ROWS * TILE / 2;
+    auto place = [&](int at) { return parts + at / (TILE / 2) * PITCH + at % (TILE / 2) * 2; };
+    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    for (int at = blockIdx.y * S::THREADS + threadIdx.x; at < PAIRS; at += S::SPLIT * S::THREADS) {
+        float2 sum = make_float2(0, 0);
+        #pragma unroll
+        for (int other = 0; other < S::SPLIT; ++other) {
+            const float2 more = *reinterpret_cast<float2*>(cluster.map_shared_rank(place(at), other));
+            sum.x += more.x, sum.y += more.y;
         }
-    if constexpr (S::SPLIT > 1) {
-        cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-        cluster.sync();
-        for (int at = blockIdx.y * S::THREADS + threadIdx.x; at < PAIRS; at += S::SPLIT * S::THREADS) {
-            float2 sum = make_float2(0, 0);
-            #pragma unroll
-            for (int other = 0; other < S::SPLIT; ++other) {
-                const float2 more = *reinterpret_cast<float2*>(cluster.map_shared_rank(place(at, 0), other));
-                sum.x += more.x, sum.y += more.y;
-            }
-            store_pair<S>(p, first, at, sum);
-        }
-        cluster.sync();
+        store_pair(p, first, at, sum);
     }
+    cluster.sync();
 }
 
 template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
@@ -744,7 +590,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const u32 ring = (many::shared_address(memory) + 1023) & ~1023u, full = ring + S::DEEP * S::STAGE, empty = full + 8 * S::DEEP;
     uint8_t* stages = memory + (ring - many::shared_address(memory));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
-    const int wk = warp / S::WN, wn = warp % S::WN, first = blockIdx.x * S::TILE;
+    const int first = blockIdx.x * TILE, column = min(first + column_of(S::V, warp, g), p.columns - S::V);
     const int from = blockIdx.y * p.per_block, count = max(0, min(p.per_block, p.groups - from));
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::DEEP; ++i) many::bar_init(full + 8 * i, 1), many::bar_init(empty + 8 * i, S::CONSUMERS);
@@ -756,8 +602,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
         if (lane == 0) produce<S>(&w_map, &x_map, ring, full, empty, first, from, count);
         __syncwarp();
     } else {
-        const Lane<S> at(wk, wn, t, g);
-        const int column = min(first + column_of(S::V, wn, g), p.columns - S::V);
+        const Lane<S> at(warp, t, g);
         Columns<S::V> c;
         if (count) c.load(p, from, column);
         for (int n = 0; n < count; ++n) {
@@ -765,10 +610,8 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             const bool exact = c.spread();
             if (n + 1 < count) c.load(p, from + n + 1, column);
             many::bar_wait(full + 8 * stage, n / S::DEEP & 1);
-            if constexpr (PROBED != LOADS_ALONE) {
-                if (exact) add_group<true, S>(acc, stages + stage * S::STAGE, ring + stage * S::STAGE, at, c);
-                else add_group<false, S>(acc, stages + stage * S::STAGE, ring + stage * S::STAGE, at, c);
-            }
+            if (exact) add_group<true, S>(acc, stages + stage * S::STAGE, at, c);
+            else add_group<false, S>(acc, stages + stage * S::STAGE, at, c);
             __syncwarp();
             if (lane == 0) many::bar_arrive(empty + 8 * stage);
         }
@@ -782,10 +625,9 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             for (int n = 0; n < S::NT; ++n)
                 #pragma unroll
                 for (int j = 0; j < 2; ++j) {
-                    float* to = parts + (wk * S::ROWS + n * 8 + slot_of(2 * t + j)) * S::PITCH + column_of(S::V, wn, g) + 2 * m;
+                    float* to = parts + (n * 8 + slot_of(2 * t + j)) * PITCH + column_of(S::V, warp, g) + 2 * m;
                     *reinterpret_cast<float2*>(to) = make_float2(acc[m][n][j], acc[m][n][2 + j]);
                 }
-    __syncthreads();
     add_up<S>(p, parts, first);
 }
 
@@ -797,28 +639,23 @@ template <class S> int launch(int64_t x, int64_t packed, Problem p, int depth, c
     MUST(may_use(product<S>, S::SHARED_BYTES, told));
     p.per_block = (p.groups + S::SPLIT - 1) / S::SPLIT;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((p.columns + S::TILE - 1) / S::TILE, S::SPLIT);
+    config.gridDim = dim3((p.columns + TILE - 1) / TILE, S::SPLIT);
     config.blockDim = dim3(S::THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES;
     config.stream = stream;
     cudaLaunchAttribute cluster[1];
     cluster[0].id = cudaLaunchAttributeClusterDimension;
     cluster[0].val.clusterDim.x = 1, cluster[0].val.clusterDim.y = S::SPLIT, cluster[0].val.clusterDim.z = 1;
-    config.attrs = cluster, config.numAttrs = S::SPLIT > 1;
+    config.attrs = cluster, config.numAttrs = 1;
     return cudaLaunchKernelEx(&config, product<S>, w_map, x_map, p);
 }
 
 }  // namespace ring
 
 int some_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
-#if RING
     using namespace ring;
     const ring::Problem p = {(const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth / 128, 0};
-    if (rows <= 16) return launch<Shape<2, SIXTEEN>>(x, packed, p, depth, s);
-    return launch<Shape<4, THIRTY>>(x, packed, p, depth, s);
-#else
-    return cudaErrorInvalidValue;
-#endif
+    return rows <= 16 ? launch<Shape<2, SIXTEEN>>(x, packed, p, depth, s) : launch<Shape<4, THIRTY>>(x, packed, p, depth, s);
 }
 
 int many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
@@ -836,7 +673,7 @@ int many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t 
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, packed, scales, zeros, y, rows, columns, depth, stream
     long long a[9];
     for (int i = 0; i < 9; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    auto* chosen = a[5] > 32 ? many_rows : RING && a[5] > 8 ? some_rows : few_rows;
+    auto* chosen = a[5] > 32 ? many_rows : a[5] > 8 ? some_rows : few_rows;
     return PyLong_FromLong(chosen(a[0], a[1], a[2], a[3], a[4], int(a[5]), int(a[6]), int(a[7]), (cudaStream_t)a[8]));
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
@@ -844,9 +681,7 @@ static PyModuleDef module = {PyModuleDef_HEAD_INIT, "w4a16", "", -1, methods};
 #define INIT(name) PyInit_##name
 #define INIT_OF(name) INIT(name)
 PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
-"""
-for _place, _text in {"@WGMMA@": wgmma(), "@WGMMA32@": narrow_wgmma(32), "@WGMMA16@": narrow_wgmma(16)}.items():
-    CUDA = CUDA.replace(_place, _text)
+""".replace("@WGMMA@", wgmma())
 
 
 _run = None
@@ -854,7 +689,7 @@ _run = None
 
 def source():
     """The CUDA C++ and the part of its name that the constants make. nvcc would split the lists of a -D at their commas."""
-    chosen = {name: globals()[name] for name in CHOSEN} | {"PROBED": PROBES[PROBE]}
+    chosen = {name: globals()[name] for name in CHOSEN}
     values = {name: ", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for name, one in chosen.items()}
     lines = [f"#define {name} {value}\n" for name, value in values.items()]
     return "".join(lines) + CUDA, "_".join(values.values()).replace(", ", "_")
