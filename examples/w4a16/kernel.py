@@ -1,12 +1,12 @@
-"""x W with int4 weights in CUDA C++: weights become fragments of the tensor cores where they were loaded.
+"""x W with int4 weights. Up to 8 rows: the bytes that a lane loads are its operands. 9 to 32: through a ring by TMA, many
+small blocks an SM. More: unpacked weights are the operand of wgmma in registers. README.md of this problem says what was
+tried.
 
-k may be permuted as long as x and W are permuted alike. So a lane takes bytes of its own columns, and the two values of
-a byte, neighbours in k, are the pair that a register of mma holds: PRMT and LOP3 make 128 + q of both, without
-conversion, shuffle or shared memory. Zero points and scales are applied to the fp32 sums of a group of 128.
-Up to 32 rows: W is the A of mma.m16n8k16, x its B; warps and the blocks of a cluster share the groups of k, and add
-their sums in shared memory. More rows: unpacked weights are the A of wgmma, which may come from registers; x comes by
-TMA, a tile is 192 columns and 128 rows. What neither takes (columns that do not divide by 16) goes to Triton.
-Since it ran on a GPU, its launcher lost pybind11, the stream's Python object, and what a device needs to be told once.
+Up to 8 rows the two weights of a byte are the pair of k in a register of mma, and k is permuted in weights and x alike;
+zero points and scales are applied to the sums of a group. 9 to 32 rows: a block has 128 columns, a cluster of SPLIT blocks
+shares the groups of k, and each warp has 8 V columns. It unpacks a weight once for all rows, as the reference rounds it:
+(q - z) s, where 128 + z is a bf16 in one subtraction less. mma.sync takes k and the rows of x in an order in which neither
+meets a bank twice. Sums meet in shared memory, across the cluster.
 """
 
 import torch
@@ -23,7 +23,7 @@ except ImportError:
 
 
 # Columns of a lane, warps of a block, blocks that share the groups of a tile: for one row (from WIDE_FROM columns on, or
-# fewer), up to 16 rows, up to 32; stages of the ring for more.
+# fewer), and up to 8 rows.
 WIDE_FROM = 8192
 ONE_V = 4
 ONE_WARPS = 8
@@ -34,12 +34,13 @@ NARROW_SPLIT = 1
 FEW_V = 8
 FEW_WARPS = 4
 FEW_SPLIT = 1
-MORE_V = 8
-MORE_WARPS = 4
-MORE_SPLIT = 1
-STAGES = 4
+# Columns of a lane, blocks of a cluster, stages, blocks of an SM: 9 to 16 rows, and 17 to 32.
+SIXTEEN = (8, 4, 3, 4)
+THIRTY = (4, 4, 3, 4)
+STAGES = 4  # for more rows
 BY_WGMMA = 1
-CHOSEN = [name for name in tuple(globals()) if name.split("_")[0] in ("WIDE", "ONE", "NARROW", "FEW", "MORE", "STAGES")]
+PREFIXES = ("WIDE", "ONE", "NARROW", "FEW", "STAGES", "SIXTEEN", "THIRTY")
+CHOSEN = [name for name in tuple(globals()) if name.split("_")[0] in PREFIXES]
 
 
 @triton.jit
@@ -126,6 +127,7 @@ CUDA = r"""
 #include <stdint.h>
 
 typedef uint32_t u32;
+#define HD __host__ __device__ constexpr
 
 // All return 0 or an error: CUDA's, or 10000 and the driver's.
 #define MUST(call) do { int error = int(call); if (error) return error; } while (0)
@@ -141,7 +143,7 @@ template <typename Kernel> int may_use(Kernel kernel, int bytes, bool (&told)[DE
     return 0;
 }
 
-namespace few {  // up to 32 rows of x: mma of one warp
+namespace few {  // up to 8 rows of x: mma of one warp
 
 // m16n8k16: A are weights (16 columns of W), B are 8 rows of x, D is their product.
 __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
@@ -190,63 +192,51 @@ template <int V> struct Weights {
     }
 };
 
-// acc[pair of columns][rows of x in eights][...] += a group
-template <int V, int MT, bool ONE> __device__ __forceinline__ void add_group(float (&acc)[V / 2][MT][4], const Weights<V>& w, const Problem& p, int group, int t, int g) {
-    float sum[V / 2][MT][4] = {}, total[MT][4] = {};
+// acc[pair of columns] += a group
+template <int V, bool ONE> __device__ __forceinline__ void add_group(float (&acc)[V / 2][4], const Weights<V>& w, const Problem& p, int group, int t, int g) {
+    float sum[V / 2][4] = {}, total[4] = {};
     const u32 ones = 0x3F803F80u;
     #pragma unroll
     for (int chunk = 0; chunk < 4; ++chunk) {
-        uint4 x[MT];
-        #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            x[m] = make_uint4(0, 0, 0, 0);
-            if (m * 8 + g < p.rows) x[m] = __ldg((const uint4*)(p.x + (int64_t)(m * 8 + g) * (p.depth / 2) + group * 64 + chunk * 16 + 4 * t));
-        }
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (g < p.rows) x = __ldg((const uint4*)(p.x + (int64_t)g * (p.depth / 2) + group * 64 + chunk * 16 + 4 * t));
         #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const u32 (&first)[V / 4] = w.row[chunk * 4 + half * 2], (&second)[V / 4] = w.row[chunk * 4 + half * 2 + 1];
-            #pragma unroll
-            for (int m = 0; m < MT; ++m) multiply(total[m], ones, ones, ones, ones, half ? x[m].z : x[m].x, half ? x[m].w : x[m].y);
+            const u32 b0 = half ? x.z : x.x, b1 = half ? x.w : x.y;
+            multiply(total, ones, ones, ones, ones, b0, b1);
             #pragma unroll
             for (int i = 0; i < V / 4; ++i) {
                 const u32 a = first[i], b = second[i], above_a = a >> 4, above_b = b >> 4;
-                const u32 a0 = pair<0>(a, above_a), a1 = pair<1>(a, above_a), a2 = pair<0>(b, above_b), a3 = pair<1>(b, above_b);
-                const u32 c0 = pair<2>(a, above_a), c1 = pair<3>(a, above_a), c2 = pair<2>(b, above_b), c3 = pair<3>(b, above_b);
-                #pragma unroll
-                for (int m = 0; m < MT; ++m) {
-                    multiply(sum[2 * i][m], a0, a1, a2, a3, half ? x[m].z : x[m].x, half ? x[m].w : x[m].y);
-                    multiply(sum[2 * i + 1][m], c0, c1, c2, c3, half ? x[m].z : x[m].x, half ? x[m].w : x[m].y);
-                }
+                multiply(sum[2 * i], pair<0>(a, above_a), pair<1>(a, above_a), pair<0>(b, above_b), pair<1>(b, above_b), b0, b1);
+                multiply(sum[2 * i + 1], pair<2>(a, above_a), pair<3>(a, above_a), pair<2>(b, above_b), pair<3>(b, above_b), b0, b1);
             }
         }
     }
     #pragma unroll
     for (int i = 0; i < V / 2; ++i) {
         const float s0 = low(w.s[i]), s1 = high(w.s[i]), z0 = 128.0f + low(w.z[i]), z1 = 128.0f + high(w.z[i]);
-        #pragma unroll
-        for (int m = 0; m < MT; ++m) {
-            acc[i][m][0] += s0 * (sum[i][m][0] - z0 * total[m][0]);
-            acc[i][m][2] += s1 * (sum[i][m][2] - z1 * total[m][0]);
-            if (ONE) continue;  // one row of x: the other columns of D are not needed
-            acc[i][m][1] += s0 * (sum[i][m][1] - z0 * total[m][1]);
-            acc[i][m][3] += s1 * (sum[i][m][3] - z1 * total[m][1]);
-        }
+        acc[i][0] += s0 * (sum[i][0] - z0 * total[0]);
+        acc[i][2] += s1 * (sum[i][2] - z1 * total[0]);
+        if (ONE) continue;  // one row of x: the other columns of D are not needed
+        acc[i][1] += s0 * (sum[i][1] - z0 * total[1]);
+        acc[i][3] += s1 * (sum[i][3] - z1 * total[1]);
     }
 }
 
 // A block has 8 V columns; its warps, and the SPLIT blocks of a cluster, share the groups of k.
-template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32) product(Problem p) {
-    constexpr int ROWS = ONE ? 1 : MT * 8, WIDTH = 8 * V;
+template <int V, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32) product(Problem p) {
+    constexpr int ROWS = ONE ? 1 : 8, WIDTH = 8 * V;
     extern __shared__ float parts[];  // WARPS x ROWS x WIDTH
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
     const int first = blockIdx.x * WIDTH, column = min(first + g * V, p.columns - V), groups = p.depth / 128, step = WARPS * SPLIT;
-    float acc[V / 2][MT][4] = {};
+    float acc[V / 2][4] = {};
     int group = blockIdx.y * WARPS + warp;
     Weights<V> now, next;
     if (group < groups) now.load(p, group, t, column);
     while (group < groups) {
         if (group + step < groups) next.load(p, group + step, t, column);
-        add_group<V, MT, ONE>(acc, now, p, group, t, g);
+        add_group<V, ONE>(acc, now, p, group, t, g);
         now = next;
         group += step;
     }
@@ -254,12 +244,10 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launc
     #pragma unroll
     for (int i = 0; i < V / 2; ++i)
         #pragma unroll
-        for (int m = 0; m < MT; ++m)
-            #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int row = m * 8 + 2 * t + j % 2;
-                if (row < ROWS) mine[row * WIDTH + 2 * i + j / 2] = acc[i][m][j];
-            }
+        for (int j = 0; j < 4; ++j) {
+            const int row = 2 * t + j % 2;
+            if (row < ROWS) mine[row * WIDTH + 2 * i + j / 2] = acc[i][j];
+        }
     __syncthreads();
     const int count = min(ROWS, p.rows) * WIDTH;
     for (int at = threadIdx.x; at < count; at += WARPS * 32) {
@@ -283,9 +271,9 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> __global__ void __launc
     }
 }
 
-template <int V, int MT, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cudaStream_t stream) {
-    constexpr int BYTES = WARPS * (ONE ? 1 : MT * 8) * 8 * V * 4;
-    auto kernel = product<V, MT, ONE, WARPS, SPLIT>;
+template <int V, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cudaStream_t stream) {
+    constexpr int BYTES = WARPS * (ONE ? 1 : 8) * 8 * V * 4;
+    auto kernel = product<V, ONE, WARPS, SPLIT>;
     static bool told[DEVICES] = {};
     MUST(may_use(kernel, BYTES, told));
     cudaLaunchConfig_t config = {};
@@ -305,11 +293,9 @@ template <int V, int MT, bool ONE, int WARPS, int SPLIT> int launch(const Proble
 int few_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace few;
     const few::Problem p = {(const uint8_t*)packed, (const u32*)x, (const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth};
-    if (rows == 1 && columns >= WIDE_FROM) return launch<ONE_V, 1, true, ONE_WARPS, ONE_SPLIT>(p, s);
-    if (rows == 1) return launch<NARROW_V, 1, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
-    if (rows <= 8) return launch<FEW_V, 1, false, FEW_WARPS, FEW_SPLIT>(p, s);
-    if (rows <= 16) return launch<FEW_V, 2, false, FEW_WARPS, FEW_SPLIT>(p, s);
-    return launch<MORE_V, 4, false, MORE_WARPS, MORE_SPLIT>(p, s);
+    if (rows > 1) return launch<FEW_V, false, FEW_WARPS, FEW_SPLIT>(p, s);
+    if (columns >= WIDE_FROM) return launch<ONE_V, true, ONE_WARPS, ONE_SPLIT>(p, s);
+    return launch<NARROW_V, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
 }
 
 namespace many {  // more rows: wgmma with unpacked weights as its operand in registers
@@ -444,6 +430,229 @@ int map_of(CUtensorMap& map, int64_t data, CUtensorMapDataType type, int bytes, 
 
 }  // namespace many
 
+namespace ring {  // 9 to 32 rows: weights and x by TMA through a ring, blocks of equal work
+
+// HD INDEX BEGIN: which byte lies where; tests/test_hard_deck_w4a16.py compiles these lines for the CPU
+// A box in shared memory has rows of 128 bytes; TMA's 128-byte swizzle: 16 bytes go where their number XOR the row says.
+HD int swizzled(int row, int byte) { return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15); }
+// The byte rows of 16 of k (8 rows of packed) that lane t holds: k is permuted, and x comes alike.
+HD int packed_row(int t, int second) { return 2 * t + second; }
+// The row of x, of 8, that is column n of B and of the sums.
+HD int x_row(int n) { return (n & 3) << 1 | n >> 2; }
+// Where in a tile of columns the V columns of a lane begin.
+HD int column_of(int v, int warp, int g) { return (warp * 8 + g) * v; }
+// The place among the sums in shared memory of column n of the sums; and back.
+HD int slot_of(int n) { return (n & 1) << 2 | n >> 1; }
+HD int column_in(int slot) { return (slot & 3) << 1 | slot >> 2; }
+// HD INDEX END
+
+struct Problem { const u32 *scales, *zeros; __nv_bfloat16* y; int rows, columns, groups, per_block; };
+
+template <bool EXACT, int j> __device__ __forceinline__ u32 weights(u32 word, u32 above, u32 zero, u32 scale) {
+    u32 both = few::pair<j>(word, above);
+    __nv_bfloat162 q = *reinterpret_cast<__nv_bfloat162*>(&both);
+    if constexpr (!EXACT) q = __hsub2(q, __float2bfloat162_rn(128.0f));
+    const __nv_bfloat162 w = __hmul2(__hsub2(q, *reinterpret_cast<const __nv_bfloat162*>(&zero)), *reinterpret_cast<const __nv_bfloat162*>(&scale));
+    return *reinterpret_cast<const u32*>(&w);
+}
+
+// How a block works: NT eights of rows, V columns a lane, SPLIT blocks of a cluster share the groups, BLOCKS an SM.
+constexpr int TILE = 128, PITCH = TILE + 2;  // columns of a block; floats of a row of sums
+template <int NT_, int V_, int SPLIT_, int STAGES_, int BLOCKS_> struct Shape {
+    static constexpr int NT = NT_, V = V_, SPLIT = SPLIT_, DEEP = STAGES_, BLOCKS = BLOCKS_;
+    static constexpr int MB = V / 2, CONSUMERS = TILE / (8 * V), THREADS = (CONSUMERS + 1) * 32, ROWS = 8 * NT;
+    static constexpr u32 PANEL = ROWS * 128, X_BYTES = 2 * PANEL, W_BYTES = 8192, STAGE = X_BYTES + W_BYTES;
+    static constexpr u32 SHARED_BYTES = DEEP * STAGE + 16 * DEEP + 1024;
+    static_assert(ROWS * PITCH * 4 <= DEEP * STAGE, "the sums take the place of the ring");
+    static_assert(SHARED_BYTES * BLOCKS + 1024 * (BLOCKS - 1) <= 232448 && SPLIT <= 8 && THREADS <= 1024, "a block must fit");
+    static_assert(X_BYTES % 1024 == 0, "boxes begin at multiples of 1024 bytes");
+};
+
+// The scales and zero points of a lane's columns, twice each, as the pairs of weights take them.
+template <int V> struct Columns {
+    u32 s[V / 2], z[V / 2], scale[V], zero[V];
+    __device__ __forceinline__ void load(const Problem& p, int group, int column) {
+        const int64_t at = (int64_t)group * p.columns + column;
+        few::stream_in(s, (const uint8_t*)(p.scales + at / 2));
+        few::stream_in(z, (const uint8_t*)(p.zeros + at / 2));
+    }
+    // Is 128 + z a bf16 for all columns of the warp? Then `zero` holds it.
+    __device__ __forceinline__ bool spread() {
+        u32 off = 0, use[V / 2];
+        const __nv_bfloat162 base = __float2bfloat162_rn(128.0f);
+        #pragma unroll
+        for (int i = 0; i < V / 2; ++i) {
+            const __nv_bfloat162 moved = __hadd2(*reinterpret_cast<const __nv_bfloat162*>(z + i), base), back = __hsub2(moved, base);
+            use[i] = *reinterpret_cast<const u32*>(&moved);
+            off |= *reinterpret_cast<const u32*>(&back) ^ z[i];
+        }
+        const bool exact = __all_sync(~0u, off == 0);
+        #pragma unroll
+        for (int i = 0; i < V / 2; ++i) {
+            const u32 from = exact ? use[i] : z[i];
+            scale[2 * i] = __byte_perm(s[i], 0, 0x1010), scale[2 * i + 1] = __byte_perm(s[i], 0, 0x3232);
+            zero[2 * i] = __byte_perm(from, 0, 0x1010), zero[2 * i + 1] = __byte_perm(from, 0, 0x3232);
+        }
+        return exact;
+    }
+};
+
+// The weights of 16 of k: A of MB products. `at`: this lane's bytes of its first and its second row.
+template <bool EXACT, class S> __device__ __forceinline__ void unpack(u32 (&a)[S::MB][4], const uint8_t* first_at, const uint8_t* second_at, const Columns<S::V>& c) {
+    u32 first[S::V / 4], second[S::V / 4];
+    if constexpr (S::V == 8) {
+        const uint2 one = *reinterpret_cast<const uint2*>(first_at), two = *reinterpret_cast<const uint2*>(second_at);
+        first[0] = one.x, first[1] = one.y, second[0] = two.x, second[1] = two.y;
+    } else {
+        first[0] = *reinterpret_cast<const u32*>(first_at), second[0] = *reinterpret_cast<const u32*>(second_at);
+    }
+    #pragma unroll
+    for (int i = 0; i < S::V / 4; ++i) {
+        u32 (&low)[4] = a[2 * i], (&high)[4] = a[2 * i + 1];
+        const u32 one = first[i], two = second[i], above = one >> 4, over = two >> 4;
+        const u32 *s = c.scale + 4 * i, *z = c.zero + 4 * i;
+        low[0] = weights<EXACT, 0>(one, above, z[0], s[0]), low[1] = weights<EXACT, 1>(one, above, z[1], s[1]);
+        low[2] = weights<EXACT, 0>(two, over, z[0], s[0]), low[3] = weights<EXACT, 1>(two, over, z[1], s[1]);
+        high[0] = weights<EXACT, 2>(one, above, z[2], s[2]), high[1] = weights<EXACT, 3>(one, above, z[3], s[3]);
+        high[2] = weights<EXACT, 2>(two, over, z[2], s[2]), high[3] = weights<EXACT, 3>(two, over, z[3], s[3]);
+    }
+}
+
+// Where a lane reads: bytes from the start of a stage.
+template <class S> struct Lane {
+    int first, second, x[4];
+    __device__ __forceinline__ Lane(int warp, int t, int g) {
+        const int column = column_of(S::V, warp, g);
+        first = S::X_BYTES + swizzled(packed_row(t, 0), column), second = S::X_BYTES + swizzled(packed_row(t, 1), column);
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = swizzled(x_row(g), 32 * i + 8 * t);
+    }
+};
+
+template <bool EXACT, class S> __device__ __forceinline__ void add_group(float (&acc)[S::MB][S::NT][4], const uint8_t* stage, const Lane<S>& lane, const Columns<S::V>& c) {
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        u32 a[S::MB][4];
+        uint2 b[S::NT];
+        #pragma unroll
+        for (int n = 0; n < S::NT; ++n) b[n] = *reinterpret_cast<const uint2*>(stage + lane.x[i % 4] + i / 4 * S::PANEL + n * 1024);
+        unpack<EXACT, S>(a, stage + lane.first + i * 1024, stage + lane.second + i * 1024, c);
+        #pragma unroll
+        for (int m = 0; m < S::MB; ++m)
+            #pragma unroll
+            for (int n = 0; n < S::NT; ++n) few::multiply(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n].x, b[n].y);
+    }
+}
+
+template <class S> __device__ __forceinline__ void produce(const CUtensorMap* w_map, const CUtensorMap* x_map, u32 ring, u32 full, u32 empty, int column, int from, int count) {
+    for (int n = 0; n < count; ++n) {
+        const int stage = n % S::DEEP;
+        const u32 bar = full + 8 * stage, at = ring + stage * S::STAGE;
+        many::bar_wait(empty + 8 * stage, (n / S::DEEP & 1) ^ 1);
+        many::bar_expect(bar, S::STAGE);
+        many::load(at + S::X_BYTES, w_map, bar, column, (from + n) * 64);
+        for (int i = 0; i < 2; ++i) many::load(at + i * S::PANEL, x_map, bar, (from + n) * 128 + 64 * i, 0);
+    }
+}
+
+__device__ __forceinline__ void store_pair(const Problem& p, int first, int at, float2 sum) {
+    const int line = at / (TILE / 2), column = first + at % (TILE / 2) * 2;
+    const int row = line / 8 * 8 + x_row(column_in(line % 8));
+    if (row < p.rows && column < p.columns) *reinterpret_cast<__nv_bfloat162*>(p.y + (int64_t)row * p.columns + column) = __floats2bfloat162_rn(sum.x, sum.y);
+}
+
+// The sums of the blocks of a cluster, added and stored.
+template <class S> __device__ __forceinline__ void add_up(const Problem& p, float* parts, int first) {
+    constexpr int PAIRS = S::ROWS * TILE / 2;
+    auto place = [&](int at) { return parts + at / (TILE / 2) * PITCH + at % (TILE / 2) * 2; };
+    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
+    cluster.sync();
+    for (int at = blockIdx.y * S::THREADS + threadIdx.x; at < PAIRS; at += S::SPLIT * S::THREADS) {
+        float2 sum = make_float2(0, 0);
+        #pragma unroll
+        for (int other = 0; other < S::SPLIT; ++other) {
+            const float2 more = *reinterpret_cast<float2*>(cluster.map_shared_rank(place(at), other));
+            sum.x += more.x, sum.y += more.y;
+        }
+        store_pair(p, first, at, sum);
+    }
+    cluster.sync();
+}
+
+template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
+    product(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, Problem p) {
+    extern __shared__ uint8_t memory[];
+    const u32 ring = (many::shared_address(memory) + 1023) & ~1023u, full = ring + S::DEEP * S::STAGE, empty = full + 8 * S::DEEP;
+    uint8_t* stages = memory + (ring - many::shared_address(memory));
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
+    const int first = blockIdx.x * TILE, column = min(first + column_of(S::V, warp, g), p.columns - S::V);
+    const int from = blockIdx.y * p.per_block, count = max(0, min(p.per_block, p.groups - from));
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::DEEP; ++i) many::bar_init(full + 8 * i, 1), many::bar_init(empty + 8 * i, S::CONSUMERS);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    float acc[S::MB][S::NT][4] = {};
+    if (warp == S::CONSUMERS) {
+        if (lane == 0) produce<S>(&w_map, &x_map, ring, full, empty, first, from, count);
+        __syncwarp();
+    } else {
+        const Lane<S> at(warp, t, g);
+        Columns<S::V> c;
+        if (count) c.load(p, from, column);
+        for (int n = 0; n < count; ++n) {
+            const int stage = n % S::DEEP;
+            const bool exact = c.spread();
+            if (n + 1 < count) c.load(p, from + n + 1, column);
+            many::bar_wait(full + 8 * stage, n / S::DEEP & 1);
+            if (exact) add_group<true, S>(acc, stages + stage * S::STAGE, at, c);
+            else add_group<false, S>(acc, stages + stage * S::STAGE, at, c);
+            __syncwarp();
+            if (lane == 0) many::bar_arrive(empty + 8 * stage);
+        }
+    }
+    __syncthreads();  // the ring is empty: sums take its place
+    float* parts = reinterpret_cast<float*>(stages);
+    if (warp < S::CONSUMERS)
+        #pragma unroll
+        for (int m = 0; m < S::MB; ++m)
+            #pragma unroll
+            for (int n = 0; n < S::NT; ++n)
+                #pragma unroll
+                for (int j = 0; j < 2; ++j) {
+                    float* to = parts + (n * 8 + slot_of(2 * t + j)) * PITCH + column_of(S::V, warp, g) + 2 * m;
+                    *reinterpret_cast<float2*>(to) = make_float2(acc[m][n][j], acc[m][n][2 + j]);
+                }
+    add_up<S>(p, parts, first);
+}
+
+template <class S> int launch(int64_t x, int64_t packed, Problem p, int depth, cudaStream_t stream) {
+    static bool told[DEVICES] = {};
+    CUtensorMap x_map, w_map;
+    MUST(many::map_of(w_map, packed, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, depth / 2, p.columns, 64, 128, CU_TENSOR_MAP_SWIZZLE_128B));
+    MUST(many::map_of(x_map, x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, p.rows, depth, S::ROWS, 64, CU_TENSOR_MAP_SWIZZLE_128B));
+    MUST(may_use(product<S>, S::SHARED_BYTES, told));
+    p.per_block = (p.groups + S::SPLIT - 1) / S::SPLIT;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((p.columns + TILE - 1) / TILE, S::SPLIT);
+    config.blockDim = dim3(S::THREADS);
+    config.dynamicSmemBytes = S::SHARED_BYTES;
+    config.stream = stream;
+    cudaLaunchAttribute cluster[1];
+    cluster[0].id = cudaLaunchAttributeClusterDimension;
+    cluster[0].val.clusterDim.x = 1, cluster[0].val.clusterDim.y = S::SPLIT, cluster[0].val.clusterDim.z = 1;
+    config.attrs = cluster, config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, product<S>, w_map, x_map, p);
+}
+
+}  // namespace ring
+
+int some_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
+    using namespace ring;
+    const ring::Problem p = {(const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth / 128, 0};
+    return rows <= 16 ? launch<Shape<2, SIXTEEN>>(x, packed, p, depth, s) : launch<Shape<4, THIRTY>>(x, packed, p, depth, s);
+}
+
 int many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace many;
     static bool told[DEVICES] = {};
@@ -459,7 +668,7 @@ int many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t 
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, packed, scales, zeros, y, rows, columns, depth, stream
     long long a[9];
     for (int i = 0; i < 9; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    auto* chosen = a[5] <= 32 ? few_rows : many_rows;
+    auto* chosen = a[5] > 32 ? many_rows : a[5] > 8 ? some_rows : few_rows;
     return PyLong_FromLong(chosen(a[0], a[1], a[2], a[3], a[4], int(a[5]), int(a[6]), int(a[7]), (cudaStream_t)a[8]));
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
@@ -473,19 +682,26 @@ PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module)
 _run = None
 
 
+def source():
+    """The CUDA C++ and the part of its name that the constants make. nvcc would split the lists of a -D at their commas."""
+    chosen = {name: globals()[name] for name in CHOSEN}
+    values = {name: ", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for name, one in chosen.items()}
+    lines = [f"#define {name} {value}\n" for name, value in values.items()]
+    return "".join(lines) + CUDA, "_".join(values.values()).replace(", ", "_")
+
+
 def built():
     """The extension's launcher, built once per process."""
     global _run
     if _run is None:
-        chosen = {name: globals()[name] for name in CHOSEN}
-        flags = [f"-D{name}={value}" for name, value in chosen.items()]
+        text, name = source()
         _run = load_inline(
-            "w4a16_" + "_".join(map(str, chosen.values())),
+            f"w4a16_ring_{name}",
             "",
-            CUDA,
+            text,
             no_implicit_headers=True,
             with_pytorch_error_handling=False,
-            extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", *flags],
+            extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
         ).run
     return _run
 

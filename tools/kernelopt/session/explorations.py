@@ -26,7 +26,7 @@ COUNTS = "where GPU time counts"
 SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in fourteen trials the faster kernel ended at 84 to 99 %"
 AFTER_V0 = (
     f"in nine trials that stood below {NEAR_PCT:.0f} % of the bare operations' rate, what followed brought under 1 % "
-    "in four, 2.1 to 8.4 % in five, for 59 to 181 s of the GPU"
+    "in four, 2.1 to 8.4 % in five, for one to three minutes of the GPU"
 )
 NEAR_AFTER_V0 = (
     f"in four trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 % for 46 to 93 s of the GPU"
