@@ -20,7 +20,7 @@ LAYOUTS = "contiguous"
 
 @triton.jit
 def sample(probs, out, seed, rows, values, ROWS: tl.constexpr, VALUES: tl.constexpr):
-    row, at = tl.arange(0, ROWS), tl.arange(0, VALUES)
+    row, at = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, VALUES)
     inside = (row < rows)[:, None] & (at < values)[None, :]
     share = tl.load(probs + row[:, None] * values + at[None, :], mask=inside, other=0.0)
     number = tl.rand(seed, row)[:, None] * tl.sum(share, 1)[:, None]
@@ -31,6 +31,7 @@ def sample(probs, out, seed, rows, values, ROWS: tl.constexpr, VALUES: tl.conste
 def kernel_function(probs, seed):
     rows, values = probs.shape
     out = torch.empty(rows, dtype=torch.int64, device=probs.device)
-    sizes = {"ROWS": triton.next_power_of_2(rows), "VALUES": triton.next_power_of_2(values)}
-    sample[(1,)](probs, out, seed, rows, values, **sizes)
+    # One block for all rows of a larger case compiled for more than a minute.
+    sizes = {"ROWS": min(triton.next_power_of_2(rows), 256), "VALUES": triton.next_power_of_2(values)}
+    sample[(triton.cdiv(rows, sizes["ROWS"]),)](probs, out, seed, rows, values, **sizes)
     return out
