@@ -313,6 +313,9 @@ TRIALS = {
     "packed_attention": {"tokens": 12, "documents": 4, "heads": 4, "key_heads": 2, "width": 16},
     "fp8_gelu": {"tokens": 5, "width": 32, "channels": 7},
     "gated_output": {"tokens": 5, "width": 16},
+    "bias_attention": {"batch": 2, "heads": 2, "tokens": 6, "width": 16},
+    "norm_conv": {"images": 2, "height": 4, "width": 5, "channels": 64},
+    "int4_prefill": {"tokens": 5, "width": 256, "channels": 7},
 }
 
 
@@ -326,7 +329,7 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
     *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
-    "gated_output",
+    *("gated_output", "bias_attention", "norm_conv", "int4_prefill"),
 ]
 
 
@@ -462,6 +465,26 @@ def test_the_latest_problems_compute_what_they_say():
     y, (model, x, h, residual) = built("gated_output", {TRIALS["gated_output"]!r}, None)
     gated = torch.einsum("tk,ck->tc", x.double(), model.w_gate.double()).sigmoid() * h
     wanted = torch.einsum("tc,oc->to", gated, model.w_out.double()) + residual
+    assert torch.allclose(y.double(), wanted, rtol=0.02, atol=0.02)
+    y, (_, q, k, v, bias) = built("bias_attention", {TRIALS["bias_attention"]!r})
+    scores = torch.einsum("bhid,bhjd->bhij", q, k) / q.shape[3] ** 0.5 + bias
+    assert torch.allclose(y, torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v), rtol=1e-4, atol=1e-5)
+    y, (model, x, residual) = built("norm_conv", {TRIALS["norm_conv"]!r}, None)
+    parts = x.double().unflatten(3, (32, -1))
+    mean, deviation = parts.mean((1, 2, 4), keepdim=True), parts.std((1, 2, 4), keepdim=True, correction=0)
+    normed = ((parts - mean) / deviation).flatten(3) * model.norm_weight.double() + model.norm_bias.double()
+    padded = torch.nn.functional.pad(normed * normed.sigmoid(), (0, 0, 1, 1, 1, 1))
+    wanted = residual.double() + model.bias.double()
+    for row in range(3):
+        for column in range(3):
+            shifted = padded[:, row : row + x.shape[1], column : column + x.shape[2]]
+            wanted += torch.einsum("bhwc,oc->bhwo", shifted, model.weight[:, :, row, column].double())
+    assert torch.allclose(y.double(), wanted, rtol=0.02, atol=0.03)
+    y, (_, x, packed, scales, zeros, bias) = built("int4_prefill", {TRIALS["int4_prefill"]!r}, None)
+    wanted = bias.double().repeat(len(x), 1)
+    for k in range(x.shape[1]):
+        q = packed[:, k // 2] >> 4 if k % 2 else packed[:, k // 2] & 15
+        wanted += x[:, k, None].double() * (q - zeros[:, k // 128].double()) * scales[:, k // 128].double()
     assert torch.allclose(y.double(), wanted, rtol=0.02, atol=0.02)
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())

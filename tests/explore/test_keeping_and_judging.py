@@ -279,8 +279,8 @@ def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version
 @pytest.mark.parametrize(
     ("sustained_pct", "said"),
     [
-        (None, "where GPU time counts, report now, at any share of the floor: in nine trials"),
-        (89.9, "where GPU time counts, report now, at any share of the floor: in nine trials"),
+        (None, "where GPU time counts, report now, at any share of the floor: in eleven trials"),
+        (89.9, "where GPU time counts, report now, at any share of the floor: in eleven trials"),
         (95.44, "v0 is at 95.4 % of the bare operations' sustained rate: finish; in four trials"),
     ],
 )

@@ -4,7 +4,7 @@ height, width, channels), channels last in memory; 32 groups; padding 1. weight 
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class Model(nn.Module):
@@ -18,8 +18,8 @@ class Model(nn.Module):
 
     def forward(self, x, residual):
         nchw = x.permute(0, 3, 1, 2)
-        normed = F.group_norm(nchw.float(), 32, self.norm_weight.float(), self.norm_bias.float(), 1e-6)
-        out = F.conv2d(F.silu(normed).bfloat16(), self.weight, self.bias, padding=1)
+        normed = functional.group_norm(nchw.float(), 32, self.norm_weight.float(), self.norm_bias.float(), 1e-6)
+        out = functional.conv2d(functional.silu(normed).bfloat16(), self.weight, self.bias, padding=1)
         return out.permute(0, 2, 3, 1).contiguous() + residual
 
 
