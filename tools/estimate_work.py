@@ -74,6 +74,9 @@ def line(name: str, counted: CountedWorkload) -> str:
     if counted.spared_pct and work.source == COUNTED:
         spared = f"{counted.spared_pct:.3g} % of the products' FLOPs"
         text += f"; masks or symmetric results spare {spared}, which are not counted"
+    if counted.windowed_pct and work.source == COUNTED:
+        share = f"{counted.windowed_pct:.3g} % of the FLOPs are convolutions of stride 1"
+        text += f"; {share}, which Winograd's form does with fewer: gpu-wiki/docs/optimization/winograd.md"
     if counted.quantised:
         named = ", ".join(map(str, counted.quantised))
         text += f"; whole numbers of output {named} must be equal: COMPARE declares roundings that may fall either way"

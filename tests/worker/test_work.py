@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from kernelopt.hardware.work import CountedWorkload
 from kernelopt.worker import problem, work
 
 
@@ -49,6 +50,32 @@ def get_inputs(): return [torch.randn(2, 4, 100, 16), torch.randn(2, 4, 100, 16)
 """
     counted = work.estimate(reference(tmp_path, text), "default", "bf16", "cpu").work
     assert counted.flops == 2 * 2 * 4 * pairs * (16 + 32)
+
+
+@pytest.mark.parametrize(
+    ("call", "share"),
+    [
+        ("F.conv2d(x, w, padding=1)", 100),
+        ("F.conv1d(x[0], w.view(8, 9, 8))", 100),
+        ("F.conv2d(x, w, stride=(1, 2))", 100),  # along the first axis
+        ("F.conv2d(x, w, stride=2)", 0),
+        ("F.conv2d(x, w, dilation=2)", 0),
+        ("F.conv2d(x, w[:, :, :2, :2])", 0),
+        ("F.conv2d(x, w[:, :4], groups=2)", 0),
+        ("F.conv_transpose2d(x, w)", 0),
+        ("F.conv2d(x, w) @ x[:, :, :7, :6]", 100 * 9 * 8 / (9 * 8 + 9)),
+    ],
+)
+def test_convolutions_that_fewer_products_do_are_told(tmp_path, call, share):
+    text = f"""
+import torch, torch.nn as nn, torch.nn.functional as F
+class Model(nn.Module):
+    def forward(self, x, w): return {call}
+def get_inputs(): return [torch.randn(3, 8, 9, 9), torch.randn(8, 8, 3, 3)]
+"""
+    counted = work.estimate(reference(tmp_path, text), "default", None, "cpu")
+    assert counted.windowed_pct == pytest.approx(share, rel=0.2)
+    assert CountedWorkload.from_json(counted.to_json()) == counted
 
 
 def test_work_of_products_with_a_vector(tmp_path):
@@ -218,6 +245,19 @@ def get_inputs(): return {inputs}
     done = run_here("estimate_work.py", "--reference", file, "--dtype", "bf16")
     assert done.returncode == 2 and "without --dtype" in done.stderr
     assert run_here("estimate_work.py", "--reference", file).returncode == 0
+
+
+def test_estimate_work_says_that_fewer_products_do_a_convolution(tmp_path, run_here):
+    file = tmp_path / "reference.py"
+    file.write_text(
+        "import torch\nclass Model(torch.nn.Module):\n"
+        "    def forward(self, x, w): return torch.nn.functional.conv2d(x, w)\n"
+        "def get_inputs(): return [torch.randn(1, 8, 9, 9), torch.randn(8, 8, 3, 3)]\n"
+    )
+    said = "100 % of the FLOPs are convolutions of stride 1, which Winograd's form does with fewer"
+    assert said in run_here("estimate_work.py", "--reference", file).stdout
+    given = run_here("estimate_work.py", "--reference", file, "--flops", 9)
+    assert given.returncode == 0 and "Winograd" not in given.stdout
 
 
 @pytest.mark.parametrize(("declared", "said"), [("", True), ("COMPARE = {1: {'share': 0.999, 'cap': 1}}", False)])

@@ -71,18 +71,21 @@ class Work:
 class CountedWorkload:
     """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes.
     uncounted: what a call moves beside it and was not counted. spared_pct: of its products' FLOPs, what masks and
-    symmetric results spare; the work leaves it out. quantised: the positions of outputs in int8 and uint8 that must be
+    symmetric results spare; the work leaves it out. windowed_pct: of its FLOPs, those of convolutions that Winograd's
+    form does with fewer; the work holds them all. quantised: the positions of outputs in int8 and uint8 that must be
     equal, as no COMPARE names them."""
 
     work: Work
     shapes: dict[str, list[list[int]]]
     uncounted: str | None = None
     spared_pct: float = 0.0
+    windowed_pct: float = 0.0
     quantised: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, counted: dict) -> "CountedWorkload":
-        beside = {name: counted[name] for name in ("shapes", "uncounted", "spared_pct", "quantised") if name in counted}
+        names = ("shapes", "uncounted", "spared_pct", "windowed_pct", "quantised")
+        beside = {name: counted[name] for name in names if name in counted}
         beside["quantised"] = tuple(counted.get("quantised", ()))
         work = {name: value for name, value in counted.items() if name not in beside}
         return cls(Work.from_json({**work, "source": COUNTED}), **beside)

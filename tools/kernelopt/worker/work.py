@@ -99,6 +99,7 @@ def _count(
         counted,
         shapes,
         spared_pct=100 * spared / products if spared else 0.0,
+        windowed_pct=100 * operands.windowed / products if operands.windowed else 0.0,
         quantised=tuple(at for at, tensor in enumerate(outputs) if tensor.dtype in (torch.int8, torch.uint8)),
     )
     return Count(workload, least_bytes(incoming))
@@ -172,6 +173,7 @@ class Operands(TorchDispatchMode):
         self._came_in = WeakIdKeyDictionary()  # tensor -> name of the original dtype of its numbers
         self._elements = WeakIdKeyDictionary()  # tensor -> its number of elements before it was expanded
         self._flops: dict[str, int] = {}
+        self.windowed = 0  # of all FLOPs: `has_winograd`
 
     def dtype(self) -> str | None:
         """The dtype of most FLOPs; None when there was no product."""
@@ -193,6 +195,7 @@ class Operands(TorchDispatchMode):
             name = widest([self._name(tensor) for tensor in args[first : first + 2]])
             flops = int(self._flops_of[operation](*args, **kwargs, out_val=result))
             self._flops[name] = self._flops.get(name, 0) + flops
+            self.windowed += flops if has_winograd(operation, args) else 0
             self._keep(result, at_least_16_bits(name))
         elif tensors and (function.is_view or operation in COPYING):
             self._keep(result, *self._copied(tensors[0], result))
@@ -225,6 +228,16 @@ class Operands(TorchDispatchMode):
                 self._came_in[tensor] = name
             if elements is not None:
                 self._elements[tensor] = elements
+
+
+def has_winograd(operation, args: tuple) -> bool:
+    """Is it a dense convolution with a window of three or more along an axis, of stride and dilation 1? Winograd's form
+    of it takes fewer products."""
+    if operation is not ATEN.convolution:
+        return False
+    _, weight, _, stride, _, dilation, transposed, _, groups = args
+    axes = zip(weight.shape[2:], stride, dilation, strict=True)
+    return not transposed and groups == 1 and any(size >= 3 and step == gap == 1 for size, step, gap in axes)
 
 
 def number_name(dtype: torch.dtype) -> str | None:
