@@ -38,7 +38,7 @@ def by_hand(workload: str, work: Work, args) -> Work:
     if args.work_dtype:
         work = replace(work, dtype=args.work_dtype, source="given")
     if workload == "default" and args.flops is not None:
-        work = replace(work, flops=args.flops, source="given")
+        work = replace(work, flops=args.flops, windowed_pct=0.0, source="given")
     if workload == "default" and args.bytes is not None:
         work = replace(work, bytes_min=args.bytes, bytes_in=None, bytes_out=None, source="given")
     return work
@@ -74,8 +74,8 @@ def line(name: str, counted: CountedWorkload) -> str:
     if counted.spared_pct and work.source == COUNTED:
         spared = f"{counted.spared_pct:.3g} % of the products' FLOPs"
         text += f"; masks or symmetric results spare {spared}, which are not counted"
-    if counted.windowed_pct and work.source == COUNTED:
-        share = f"{counted.windowed_pct:.3g} % of the FLOPs are convolutions of stride 1"
+    if work.windowed_pct:
+        share = f"{work.windowed_pct:.3g} % of the FLOPs are convolutions of stride 1"
         text += f"; {share}, which Winograd's form does with fewer: gpu-wiki/docs/optimization/winograd.md"
     if counted.quantised:
         named = ", ".join(map(str, counted.quantised))

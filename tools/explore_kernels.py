@@ -28,6 +28,7 @@ from kernelopt.gate.readiness import RoundStart
 from kernelopt.hardware.targets import Target
 from kernelopt.session import explorations, platforms
 from kernelopt.session.subject import KernelUnderTest, of_reference
+from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Speed, Status
 
@@ -90,9 +91,9 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
             keep_named(workspace, args.keep, result)
         elif args.keep_leader or args.gate:
             verdict = kept_and_judged(workspace, path.stem, result, args.gate, sandbox)
-        after = verdict and next_run(result, path, args.gate, verdict)
+        after = verdict and next_run(result, path, args.gate, verdict, workspace.task())
     except store.NotFaster as refused:
-        after = args.gate and next_run(result, path, args.gate, None)
+        after = args.gate and next_run(result, path, args.gate, None, workspace.task())
         raise Refused(f"{refused}; {after}" if after else str(refused)) from None
     finally:
         if waits:
@@ -104,7 +105,7 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     return 0 if verdict.decision.accepted else 1
 
 
-def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult | None) -> str | None:
+def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult | None, task: Task) -> str | None:
     """`explorations.next_run` of a result in a file at `path`. verdict: None where no candidate was faster for certain.
     One that is wrong, or slower at another workload, is to be mended, whatever it brought."""
     accepted = bool(verdict and verdict.decision.accepted)
@@ -114,7 +115,9 @@ def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult
         if not is_slow or compared["default"].verdict == Speed.FASTER:
             return None
     gained = max((compared[one].speedup for one in ("default", result["workload"]) if one in compared), default=None)
-    share = verdict.sustained_pct if accepted else None
+    work = (task.work or {}).get("default")
+    has_less = work is None or work.windowed_pct > 0
+    share = verdict.sustained_pct if accepted and not has_less else None
     return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained, share)
 
 

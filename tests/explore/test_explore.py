@@ -390,6 +390,7 @@ def test_a_turns_time_is_what_most_of_its_calls_take_on_each_of_the_two_inputs()
     assert time_of_turn([61.0, 18.0, 18.5, 18.0, 18.5, 18.0, 18.5, 18.0, 18.5, 18.0]) == pytest.approx(
         (18.5 * 18) ** 0.5
     )
+    assert time_of_turn([60.0, 18.0, 18.5, 18.2]) == pytest.approx((18.5 * 18) ** 0.5)  # of a long kernel: four calls
     assert time_of_turn([100.0, 400.0] * 2) == pytest.approx(200.0)  # values make the second input more work
     assert time_of_turn([7.0]) == pytest.approx(7.0)
 

@@ -124,9 +124,9 @@ class Race:
 
 
 def time_of_turn(calls_us: list[float]) -> float:
-    """The geometric mean of the two inputs' medians. The calls are on the inputs in turn. The first call of a turn, and
-    one in which the machine did something else, may take three times as long as the others."""
-    return statistics.geometric_mean(statistics.median(part) for part in (calls_us[::2], calls_us[1::2]) if part)
+    """The geometric mean of the two inputs' (lower) medians. The calls are on the inputs in turn. The first call of a
+    turn, and one in which the machine did something else, may take three times as long as the others."""
+    return statistics.geometric_mean(statistics.median_low(part) for part in (calls_us[::2], calls_us[1::2]) if part)
 
 
 def calls_in_a_turn(expected_us: float | None) -> int:

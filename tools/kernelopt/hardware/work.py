@@ -36,7 +36,8 @@ class Work:
     """FLOPs and bytes of a workload (reference/task.schema.json).
 
     dtype: the dtype of the arithmetic. also: other dtypes that do a part of the FLOPs. cast_to: the task's dtype at the
-    time of counting, or ABSENT if it is not recorded. source: "counted" or "given". bytes_in, bytes_out: None if only
+    time of counting, or ABSENT if it is not recorded. windowed_pct: of the FLOPs, those of convolutions that Winograd's
+    form does with fewer; the work holds them all. source: "counted" or "given". bytes_in, bytes_out: None if only
     the sum was given. other_arithmetic: given to measure_ceiling.py.
     """
 
@@ -48,6 +49,7 @@ class Work:
     also: tuple[str, ...] | None = None
     cast_to: str | None = ABSENT
     source: str
+    windowed_pct: float = 0.0
     other_arithmetic: OtherArithmetic | None = None
 
     @classmethod
@@ -71,21 +73,18 @@ class Work:
 class CountedWorkload:
     """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes.
     uncounted: what a call moves beside it and was not counted. spared_pct: of its products' FLOPs, what masks and
-    symmetric results spare; the work leaves it out. windowed_pct: of its FLOPs, those of convolutions that Winograd's
-    form does with fewer; the work holds them all. quantised: the positions of outputs in int8 and uint8 that must be
+    symmetric results spare; the work leaves it out. quantised: the positions of outputs in int8 and uint8 that must be
     equal, as no COMPARE names them."""
 
     work: Work
     shapes: dict[str, list[list[int]]]
     uncounted: str | None = None
     spared_pct: float = 0.0
-    windowed_pct: float = 0.0
     quantised: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, counted: dict) -> "CountedWorkload":
-        names = ("shapes", "uncounted", "spared_pct", "windowed_pct", "quantised")
-        beside = {name: counted[name] for name in names if name in counted}
+        beside = {name: counted[name] for name in ("shapes", "uncounted", "spared_pct", "quantised") if name in counted}
         beside["quantised"] = tuple(counted.get("quantised", ()))
         work = {name: value for name, value in counted.items() if name not in beside}
         return cls(Work.from_json({**work, "source": COUNTED}), **beside)

@@ -25,8 +25,8 @@ FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 
 COUNTS = "where GPU time counts"
 SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 16 of 17 trials the faster kernel ended at 84 to 106 %"
 AFTER_V0 = (
-    f"in eleven trials that stood below {NEAR_PCT:.0f} % of the bare operations' rate, what followed brought under 1 % "
-    "in four, 1.9 to 8.4 % in seven, for one to three minutes of the GPU"
+    f"in eleven trials that stood below {NEAR_PCT:.0f} % of the bare operations' rate, or had no such share, what "
+    "followed brought under 1 % in four, 1.9 to 8.4 % in seven, for one to three minutes of the GPU"
 )
 NEAR_AFTER_V0 = (
     f"in four trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 % for 46 to 93 s of the GPU"
@@ -171,7 +171,8 @@ def next_run(
 ) -> str | None:
     """What to do after an exploration whose leader was to become this version; None where another one may be worth its
     GPU time. gained: the version's speed-up over the best by the gate, where it told one. sustained_pct: its share of
-    the rate that the bare operations sustain; None where it is unknown, and for other bounds."""
+    the rate that the bare operations sustain; None where it is unknown, for other bounds, and where fewer of them may
+    do the work."""
     if version == "v0":
         return after_v0(sustained_pct) if accepted else None
     speedup = (accepted and gained) or exploration.speedup_over_best
@@ -184,8 +185,8 @@ def next_run(
 
 
 def after_v0(sustained_pct: float | None) -> str:
-    """What to do after an accepted v0."""
-    if sustained_pct is not None and sustained_pct >= NEAR_PCT:
+    """What to do after an accepted v0. A share above 100 says that not all the work that was counted is needed."""
+    if sustained_pct is not None and NEAR_PCT <= sustained_pct <= 100:
         return f"v0 is at {sustained_pct:.1f} % of the bare operations' sustained rate: finish; {NEAR_AFTER_V0}"
     return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}"
 

@@ -93,13 +93,13 @@ def _count(
         also=tuple(operands.others()),
         cast_to=dtype,
         source=COUNTED,
+        windowed_pct=round(100 * operands.windowed / products, 1) if operands.windowed else 0.0,
     )
     shapes = {"inputs": [list(t.shape) for t in arguments], "outputs": [list(t.shape) for t in outputs]}
     workload = CountedWorkload(
         counted,
         shapes,
         spared_pct=100 * spared / products if spared else 0.0,
-        windowed_pct=100 * operands.windowed / products if operands.windowed else 0.0,
         quantised=tuple(at for at, tensor in enumerate(outputs) if tensor.dtype in (torch.int8, torch.uint8)),
     )
     return Count(workload, least_bytes(incoming))
@@ -155,6 +155,7 @@ COPYING = {
     *(ATEN._to_copy, ATEN.clone, ATEN.copy_, ATEN.detach, ATEN.alias, ATEN.cat, ATEN.stack, ATEN.constant_pad_nd),
     *(ATEN.index, ATEN.gather, ATEN.index_select, ATEN.embedding, ATEN.repeat_interleave, ATEN.repeat),
 }
+MANY_CHANNELS = 64
 PART = 0.05  # of the FLOPs: a dtype with less does not count
 
 
@@ -195,7 +196,7 @@ class Operands(TorchDispatchMode):
             name = widest([self._name(tensor) for tensor in args[first : first + 2]])
             flops = int(self._flops_of[operation](*args, **kwargs, out_val=result))
             self._flops[name] = self._flops.get(name, 0) + flops
-            self.windowed += flops if has_winograd(operation, args) else 0
+            self.windowed += flops if BITS[name] > 8 and has_winograd(operation, args, result) else 0
             self._keep(result, at_least_16_bits(name))
         elif tensors and (function.is_view or operation in COPYING):
             self._keep(result, *self._copied(tensors[0], result))
@@ -230,14 +231,16 @@ class Operands(TorchDispatchMode):
                 self._elements[tensor] = elements
 
 
-def has_winograd(operation, args: tuple) -> bool:
-    """Is it a dense convolution with a window of three or more along an axis, of stride and dilation 1? Winograd's form
-    of it takes fewer products."""
+def has_winograd(operation, args: tuple, result: torch.Tensor) -> bool:
+    """Is it a dense convolution whose window has three or more places along an axis, with stride and dilation 1 and two
+    results or more there? Winograd's form of it takes fewer products, and moves more bytes: few channels do not count.
+    Gradients and transposed convolutions, which may have such a form too, do not either."""
     if operation is not ATEN.convolution:
         return False
     _, weight, _, stride, _, dilation, transposed, _, groups = args
-    axes = zip(weight.shape[2:], stride, dilation, strict=True)
-    return not transposed and groups == 1 and any(size >= 3 and step == gap == 1 for size, step, gap in axes)
+    axes = zip(weight.shape[2:], stride, dilation, result.shape[2:], strict=True)
+    along = any(size >= 3 and step == gap == 1 and results > 1 for size, step, gap, results in axes)
+    return along and not transposed and groups == 1 and min(weight.shape[:2]) >= MANY_CHANNELS
 
 
 def number_name(dtype: torch.dtype) -> str | None:
