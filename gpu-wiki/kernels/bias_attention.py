@@ -523,14 +523,15 @@ typedef CUresult (*Enc)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, co
 
 extern "C" int launch(void* q, void* k, void* v, void* bias, void* out, int B, int H, int N, void* stream) {
   static Enc enc = nullptr;
-  static int sms = 0;
-  if (!enc) {
+  static int sms = 0, told = -1;  // told: the device that knows how much shared memory is wanted
+  int dev;
+  cudaGetDevice(&dev);
+  if (!enc || dev != told) {
     cudaDriverEntryPointQueryResult r;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&enc, 12000, cudaEnableDefault, &r) != cudaSuccess) return -1;
-    int dev;
-    cudaGetDevice(&dev);
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, dev);
     cudaFuncSetAttribute(fa, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
+    told = dev;
   }
   CUtensorMap mk, mv, mb;
   cuuint64_t d5[5] = {64, 2, 4, 4, (cuuint64_t)B * H * N / 32}, s5[4] = {128, 1024, 256, 4096};

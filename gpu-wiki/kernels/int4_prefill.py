@@ -4,6 +4,7 @@ y^T = W x^T by wgmma: the 4-bit W is dequantised in registers (A operand, bf16, 
 shared memory (B operand, TMA multicast over a cluster of two CTAs). CTA tile: 128 channels x 256 tokens, two consumer
 warpgroups and one producer warp. The last partial wave is cut into strips of 40 tokens.
 Zero points must be integers in -128..128 (they are 4-bit codes). Needs width % 256 == 0, channels % 256 == 0.
+evals/trials/int4_prefill states it.
 """
 import ctypes
 import os
@@ -258,17 +259,17 @@ static int map2(CUtensorMap* m, CUtensorMapDataType dt, int es, const void* ptr,
   return (int)enc(m, dt, 2, (void*)ptr, d, st, b, e, CU_TENSOR_MAP_INTERLEAVE_NONE, sw, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 extern "C" int run(const void* x, const void* w, const void* s, const void* z, const void* bias, void* y, int tokens, int width, int channels, int grp, int usetail, void* stream) {
-  static int sms = 0;
-  if (!enc) {
+  static int sms = 0, told = -1;  // told: the device that knows how much shared memory is wanted
+  int dev;
+  cudaGetDevice(&dev);
+  if (!enc || dev != told) {
     cudaDriverEntryPointQueryResult q;
     void* f = nullptr;
     if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &q) != cudaSuccess || !f) return 1001;
-    int dev;
-    cudaGetDevice(&dev);
     cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, dev);
     cudaError_t e = cudaFuncSetAttribute(kern, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
     if (e) return (int)e;
-    enc = (Enc)f;
+    enc = (Enc)f, told = dev;
   }
   CUtensorMap mx, mxt, mw, my, myt;
   const CUtensorMapDataType bf = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -337,12 +338,14 @@ class ModelNew(torch.nn.Module):
         channels = packed.shape[0]
         if (width % 256 or channels % 256 or tokens < 1 or packed.shape[1] * 2 != width or packed.dtype != torch.uint8
                 or tuple(scales.shape) != (channels, width // 128) or scales.shape != zeros.shape or bias.shape != (channels,)
-                or any(t.dtype != torch.bfloat16 for t in (x, scales, zeros, bias))):
-            raise ValueError("unsupported shape or dtype")
+                or any(t.dtype != torch.bfloat16 for t in (x, scales, zeros, bias))
+                or any(t.device != x.device or not t.is_cuda or t.data_ptr() % 16 for t in (x, packed, scales, zeros, bias))):
+            raise ValueError("unsupported shape, dtype, device or alignment")
         x, packed, scales, zeros, bias = (t.contiguous() for t in (x, packed, scales, zeros, bias))
         y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
-        rc = _load().run(x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), bias.data_ptr(), y.data_ptr(),
-                         tokens, width, channels, self.grp, self.tail, torch.cuda.current_stream().cuda_stream)
+        with torch.cuda.device(x.device):
+            rc = _load().run(x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), bias.data_ptr(), y.data_ptr(),
+                             tokens, width, channels, self.grp, self.tail, torch.cuda.current_stream().cuda_stream)
         if rc:
             raise RuntimeError(f"int4_prefill launch failed: {rc}")
         return y

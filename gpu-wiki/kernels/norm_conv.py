@@ -520,9 +520,11 @@ typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*,
 extern "C" int run(const void* x, const void* res, void* out, const void* nw, const void* nb, const void* w, const void* bias,
                    void* V, void* U, void* part, void* flags, int images, int H, int W, void* stream_) {
     static Encode encode = nullptr;
-    static int blocks = 0;
+    static int blocks = 0, told = -1;                           // told: the device that knows how much shared memory is wanted
     cudaStream_t stream = (cudaStream_t)stream_;
-    if (!encode) {
+    int dev;
+    cudaGetDevice(&dev);
+    if (!encode || dev != told) {
         void* lib = dlopen("libcuda.so.1", RTLD_NOW);
         if (!lib) return -1;
         Encode found = (Encode)dlsym(lib, "cuTensorMapEncodeTiled");
@@ -536,7 +538,7 @@ extern "C" int run(const void* x, const void* res, void* out, const void* nw, co
         if (err) return (int)err;
         if (clusters < 1) return -5;
         blocks = 2 * (clusters < MAX_BLOCKS / 2 ? clusters : MAX_BLOCKS / 2);
-        encode = found;
+        encode = found, told = dev;
     }
     CUtensorMap mv, mu, mr, mo;
     cuuint32_t ones[5] = {1, 1, 1, 1, 1};
@@ -616,6 +618,8 @@ class ModelNew(nn.Module):
             raise ValueError("sizes: 512 channels, height a multiple of 16, width of 32")
         if x.dtype != torch.bfloat16 or residual.dtype != torch.bfloat16 or residual.shape != x.shape or not x.is_cuda:
             raise ValueError("x and residual must be bf16 on the GPU and of one shape")
+        if x.data_ptr() % 16 or residual.data_ptr() % 16:
+            raise ValueError("x and residual must be aligned to 16 bytes")
         x, residual = x.contiguous(), residual.contiguous()
         weight = self.weight.contiguous(memory_format=torch.channels_last)
         out = torch.empty_like(x)
@@ -623,9 +627,10 @@ class ModelNew(nn.Module):
         u = torch.empty(12 * 512 * 512, dtype=torch.float16, device=x.device)
         part = torch.empty((257 + 160 * (images - 1)) * 64, dtype=torch.float32, device=x.device)
         flags = torch.empty(3 * images, dtype=torch.int32, device=x.device)
-        code = launcher()(x.data_ptr(), residual.data_ptr(), out.data_ptr(), self.norm_weight.data_ptr(),
-                          self.norm_bias.data_ptr(), weight.data_ptr(), self.bias.data_ptr(), v.data_ptr(), u.data_ptr(),
-                          part.data_ptr(), flags.data_ptr(), images, height, width, torch.cuda.current_stream(x.device).cuda_stream)
+        with torch.cuda.device(x.device):
+            code = launcher()(x.data_ptr(), residual.data_ptr(), out.data_ptr(), self.norm_weight.data_ptr(),
+                              self.norm_bias.data_ptr(), weight.data_ptr(), self.bias.data_ptr(), v.data_ptr(), u.data_ptr(),
+                              part.data_ptr(), flags.data_ptr(), images, height, width, torch.cuda.current_stream(x.device).cuda_stream)
         if code:
             raise RuntimeError(f"norm_conv launch failed: {code}")
         return out
