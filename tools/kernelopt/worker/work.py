@@ -155,7 +155,7 @@ COPYING = {
     *(ATEN._to_copy, ATEN.clone, ATEN.copy_, ATEN.detach, ATEN.alias, ATEN.cat, ATEN.stack, ATEN.constant_pad_nd),
     *(ATEN.index, ATEN.gather, ATEN.index_select, ATEN.embedding, ATEN.repeat_interleave, ATEN.repeat),
 }
-MANY_CHANNELS = 64
+MANY_CHANNELS = 64  # a guess: with fewer the bytes that such a form moves weigh more than its products
 PART = 0.05  # of the FLOPs: a dtype with less does not count
 
 
