@@ -75,7 +75,7 @@ def test_each_code_of_serialised_wgmma_was_given_with_its_reason():
     given = [line for row in NVCC for line in row["messages"]]
     codes = codes_of((FOLDER / "nvcc-ptxas.md").read_text())
     serialising = {line.partition("(")[2][:5] for line in given if "instructions are serialized" in line}
-    assert len(serialising) == 5 and serialising <= set(codes)
+    assert len(serialising) == 6 and serialising <= set(codes)
     for code, reason in codes.items():
         assert bool(reason) == (code in serialising)
         assert [line for line in given if f"({code})" in line and reason in line], code
@@ -83,7 +83,8 @@ def test_each_code_of_serialised_wgmma_was_given_with_its_reason():
 
 def test_what_the_page_says_of_values_and_shapes_is_what_was_compiled():
     """Of the sources: two shapes without and with a value; two shapes in one array; a read behind a wait, and without;
-    sums that start with widened bf16, named and not."""
+    sums that start with widened bf16, named and not; A in registers, with a barrier's wait before each product, and with
+    both before the first."""
 
     def messages_of(words: str, flag: str = "-v") -> str:
         (found,) = [row["messages"] for row in NVCC if words in row["source"] and row["flags"].endswith(flag)]
@@ -94,6 +95,8 @@ def test_what_the_page_says_of_values_and_shapes_is_what_was_compiled():
     assert messages_of("half(d+4") == "(C7511) 0 bytes stack"
     assert messages_of("W(1); if(i==3) for") == "(C7514) 0 bytes stack"
     assert messages_of("if(i==3){ W(0)") == "0 bytes stack"
+    assert messages_of("wait(s+8*t,q); for") == "(C7513) 0 bytes stack"
+    assert messages_of("wait(s+8*u,u?q:q^1)") == "0 bytes stack"
     assert messages_of("y[j]<<16); for(int i") == "(C7514) 0 bytes stack"
     assert messages_of("y[j]<<16); for(int j") == "0 bytes stack"
     assert messages_of("float e[4]") == "(C7519) 0 bytes stack"
