@@ -46,5 +46,5 @@ CAPTURED = ["\n".join(row["messages"]) for row in json.loads((FIXTURES / "error_
 def test_each_reason_that_ptxas_gave_is_read_and_no_other_message_is_taken_for_one():
     reasons = {log: ptxas_log.serialized(log) for log in CAPTURED}
     assert {bool(reason) == ("are serialized" in log) for log, reason in reasons.items()} == {True}
-    assert len({reason for reason in reasons.values() if reason}) == 5
+    assert len({reason for reason in reasons.values() if reason}) == 6
     assert all(f"due to {reason}" in " ".join(log.split()) for log, reason in reasons.items() if reason)
