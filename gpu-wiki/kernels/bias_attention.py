@@ -1,4 +1,4 @@
-"""softmax(q k^T / 8 + bias) v for Hopper: one CUDA C++ kernel, built with nvcc at first use.
+"""softmax(q k^T / 8 + bias) v for Hopper: one CUDA C++ kernel, built at first use.
 
 A block takes 128 queries of two batch entries, so that both use one bias tile from shared memory. Its 17th warp loads
 bias, K and V by TMA into four slots; four warpgroups of 64 queries each run wgmma. The score accumulator starts as the bias;
@@ -7,17 +7,15 @@ subtracts the maximum of the first 64 scores of a row, not a running one: floati
 overflows; rows whose sum leaves [1/4, 2^60] (masks, huge scores) are flagged and done again, slowly, at the kernel's end.
 evals/trials/bias_attention states it.
 """
-import ctypes
-import os
-import subprocess
-import tempfile
-
 import torch
+from torch.utils.cpp_extension import load_inline
 
 FLAGS = ['-DCL=1', '-DPP=0']
 
 SOURCE = r"""
 // Attention with a (heads, tokens, tokens) bias shared by the batch, bf16, width 64, sm_90a.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -521,7 +519,7 @@ fa(const __grid_constant__ CUtensorMap mk, const __grid_constant__ CUtensorMap m
 typedef CUresult (*Enc)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*, const cuuint32_t*,
                         const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-extern "C" int launch(void* q, void* k, void* v, void* bias, void* out, int B, int H, int N, void* stream) {
+static int launch(void* q, void* k, void* v, void* bias, void* out, int B, int H, int N, void* stream) {
   static Enc enc = nullptr;
   static int sms = 0, told = -1;  // told: the device that knows how much shared memory is wanted
   int dev;
@@ -564,24 +562,29 @@ extern "C" int launch(void* q, void* k, void* v, void* bias, void* out, int B, i
   c.numAttrs = 1;
   return (int)cudaLaunchKernelEx(&c, fa, mk, mv, mb, A);
 }
+
+static PyObject* py_run(PyObject*, PyObject* const* given, Py_ssize_t) {  // 5 pointers, 3 numbers, the stream
+  long long a[9];
+  for (int i = 0; i < 9; i++) a[i] = PyLong_AsLongLong(given[i]);
+  return PyLong_FromLong(launch((void*)a[0], (void*)a[1], (void*)a[2], (void*)a[3], (void*)a[4], int(a[5]), int(a[6]), int(a[7]), (void*)a[8]));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)py_run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "bias_attention", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """
 
-_launch = None
+_run = None
 
 
-def _build():
-    global _launch
-    if _launch is None:
-        folder = tempfile.mkdtemp()
-        source, library = os.path.join(folder, "bias_attention.cu"), os.path.join(folder, "bias_attention.so")
-        with open(source, "w") as file:
-            file.write(SOURCE)
+def _load():
+    global _run
+    if _run is None:
         # -O1 for ptxas: -O3 moves the sums away from the exponentials, runs out of registers and spills
-        subprocess.run(["nvcc", "-O3", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a", "-Xptxas", "-O1", "-shared",
-                        "-Xcompiler", "-fPIC", *FLAGS, source, "-o", library], check=True)
-        _launch = ctypes.CDLL(library).launch
-        _launch.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int] * 3 + [ctypes.c_void_p]
-    return _launch
+        flags = ["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas", "-O1", *FLAGS]
+        _run = load_inline("bias_attention", "", SOURCE, no_implicit_headers=True, with_pytorch_error_handling=False, extra_cuda_cflags=flags).run
+    return _run
 
 
 class ModelNew(torch.nn.Module):
@@ -596,7 +599,7 @@ class ModelNew(torch.nn.Module):
             raise ValueError("needs pointers aligned to 16 bytes")
         out = torch.empty_like(q)
         with torch.cuda.device(q.device):
-            error = _build()(q.data_ptr(), k.data_ptr(), v.data_ptr(), bias.data_ptr(), out.data_ptr(), batch, heads, tokens,
+            error = _load()(q.data_ptr(), k.data_ptr(), v.data_ptr(), bias.data_ptr(), out.data_ptr(), batch, heads, tokens,
                              torch.cuda.current_stream().cuda_stream)
         if error:
             raise RuntimeError(f"launch failed: {error}")

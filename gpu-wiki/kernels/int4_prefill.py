@@ -6,14 +6,12 @@ warpgroups and one producer warp. The last partial wave is cut into strips of 40
 Zero points must be integers in -128..128 (they are 4-bit codes). Needs width % 256 == 0, channels % 256 == 0.
 evals/trials/int4_prefill states it.
 """
-import ctypes
-import os
-import subprocess
-import tempfile
-
 import torch
+from torch.utils.cpp_extension import load_inline
 
 _SRC = r'''
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
@@ -258,7 +256,7 @@ static int map2(CUtensorMap* m, CUtensorMapDataType dt, int es, const void* ptr,
   cuuint32_t b[2] = {(cuuint32_t)b0, (cuuint32_t)b1}, e[2] = {1, 1};
   return (int)enc(m, dt, 2, (void*)ptr, d, st, b, e, CU_TENSOR_MAP_INTERLEAVE_NONE, sw, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
-extern "C" int run(const void* x, const void* w, const void* s, const void* z, const void* bias, void* y, int tokens, int width, int channels, int grp, int usetail, void* stream) {
+static int run(const void* x, const void* w, const void* s, const void* z, const void* bias, void* y, int tokens, int width, int channels, int grp, int usetail, void* stream) {
   static int sms = 0, told = -1;  // told: the device that knows how much shared memory is wanted
   int dev;
   cudaGetDevice(&dev);
@@ -291,6 +289,17 @@ extern "C" int run(const void* x, const void* w, const void* s, const void* z, c
   kern<<<2 * ncl, 384, SMEM, (cudaStream_t)stream>>>(mx, mxt, mw, my, myt, p);
   return (int)cudaGetLastError();
 }
+
+static PyObject* py_run(PyObject*, PyObject* const* given, Py_ssize_t) {  // 6 pointers, 5 numbers, the stream
+  long long a[12];
+  for (int i = 0; i < 12; i++) a[i] = PyLong_AsLongLong(given[i]);
+  return PyLong_FromLong(run((void*)a[0], (void*)a[1], (void*)a[2], (void*)a[3], (void*)a[4], (void*)a[5], int(a[6]), int(a[7]), int(a[8]), int(a[9]), int(a[10]), (void*)a[11]));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)py_run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "int4_prefill", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 '''
 
 
@@ -308,26 +317,15 @@ def source():
     return _SRC.replace("//WGMMA//", _wgmma(256) + _wgmma(40))
 
 
-_lib = None
-
-
-def _build():
-    folder = tempfile.mkdtemp()
-    cu, so = os.path.join(folder, "k.cu"), os.path.join(folder, "k.so")
-    with open(cu, "w") as f:
-        f.write(source())
-    subprocess.run(["nvcc", "-gencode=arch=compute_90a,code=sm_90a", "-O3", "-std=c++17", "-shared", "-Xcompiler", "-fPIC", "-o", so, cu],
-                   check=True)
-    return so
+_run = None
 
 
 def _load():
-    global _lib
-    if _lib is None:
-        lib = ctypes.CDLL(_build())
-        lib.run.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int] * 5 + [ctypes.c_void_p]
-        _lib = lib
-    return _lib
+    global _run
+    if _run is None:
+        flags = ["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"]
+        _run = load_inline("int4_prefill", "", source(), no_implicit_headers=True, with_pytorch_error_handling=False, extra_cuda_cflags=flags).run
+    return _run
 
 
 class ModelNew(torch.nn.Module):
@@ -344,7 +342,7 @@ class ModelNew(torch.nn.Module):
         x, packed, scales, zeros, bias = (t.contiguous() for t in (x, packed, scales, zeros, bias))
         y = torch.empty(tokens, channels, dtype=x.dtype, device=x.device)
         with torch.cuda.device(x.device):
-            rc = _load().run(x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), bias.data_ptr(), y.data_ptr(),
+            rc = _load()(x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), bias.data_ptr(), y.data_ptr(),
                              tokens, width, channels, self.grp, self.tail, torch.cuda.current_stream().cuda_stream)
         if rc:
             raise RuntimeError(f"int4_prefill launch failed: {rc}")

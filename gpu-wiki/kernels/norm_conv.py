@@ -13,22 +13,18 @@ fp16 (11 bits) holds the sums of two or three bf16 values with an error an eight
 overflow. evals/trials/norm_conv states it.
 """
 
-import ctypes
-import os
-import shutil
-import subprocess
-import tempfile
-
 import torch
 from torch import nn
+from torch.utils.cpp_extension import load_inline
 
 SOURCE = r"""
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
-#include <dlfcn.h>
 
 constexpr float WSCALE = 64.f;                 // the transformed weight is kept times 64 (far from fp16's subnormals)
 constexpr int MAX_BLOCKS = 160;
@@ -517,7 +513,7 @@ __global__ __cluster_dims__(2, 1, 1) __launch_bounds__(512, 1) void conv_kernel(
 typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
     const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-extern "C" int run(const void* x, const void* res, void* out, const void* nw, const void* nb, const void* w, const void* bias,
+static int run(const void* x, const void* res, void* out, const void* nw, const void* nb, const void* w, const void* bias,
                    void* V, void* U, void* part, void* flags, int images, int H, int W, void* stream_) {
     static Encode encode = nullptr;
     static int blocks = 0, told = -1;                           // told: the device that knows how much shared memory is wanted
@@ -525,10 +521,10 @@ extern "C" int run(const void* x, const void* res, void* out, const void* nw, co
     int dev;
     cudaGetDevice(&dev);
     if (!encode || dev != told) {
-        void* lib = dlopen("libcuda.so.1", RTLD_NOW);
-        if (!lib) return -1;
-        Encode found = (Encode)dlsym(lib, "cuTensorMapEncodeTiled");
-        if (!found) return -2;
+        Encode found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&found, 12000, cudaEnableDefault, &result) || !found)
+            return -2;
         cudaError_t err = cudaFuncSetAttribute(conv_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SMEM);
         if (err) return (int)err;
         cudaLaunchConfig_t probe = {};
@@ -576,18 +572,18 @@ extern "C" int run(const void* x, const void* res, void* out, const void* nw, co
     if (err) return (int)err;
     return (int)cudaGetLastError();
 }
+
+static PyObject* py_run(PyObject*, PyObject* const* given, Py_ssize_t) {  // 11 pointers, 3 numbers, the stream
+  long long a[15];
+  for (int i = 0; i < 15; i++) a[i] = PyLong_AsLongLong(given[i]);
+  return PyLong_FromLong(run((void*)a[0], (void*)a[1], (void*)a[2], (void*)a[3], (void*)a[4], (void*)a[5], (void*)a[6], (void*)a[7], (void*)a[8], (void*)a[9], (void*)a[10], int(a[11]), int(a[12]), int(a[13]), (void*)a[14]));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)py_run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "norm_conv", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
 """.replace("@REGS@", ",".join(f"%{i}" for i in range(64))).replace("@OUTS@", ",".join(f'"+f"(d[{i}])' for i in range(64)))
-
-
-def build():
-    folder = tempfile.mkdtemp()
-    source, library = os.path.join(folder, "norm_conv.cu"), os.path.join(folder, "norm_conv.so")
-    with open(source, "w") as file:
-        file.write(SOURCE)
-    nvcc = shutil.which("nvcc") or os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin/nvcc")
-    subprocess.run([nvcc, "-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a", "-shared",
-                    "-Xcompiler=-fPIC", "-o", library, source, "-ldl"], check=True)
-    return library
 
 
 _run = None
@@ -596,9 +592,8 @@ _run = None
 def launcher():
     global _run
     if _run is None:
-        _run = ctypes.CDLL(build()).run
-        _run.argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_int] * 3 + [ctypes.c_void_p]
-        _run.restype = ctypes.c_int
+        flags = ["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"]
+        _run = load_inline("norm_conv", "", SOURCE, no_implicit_headers=True, with_pytorch_error_handling=False, extra_cuda_cflags=flags).run
     return _run
 
 
