@@ -107,9 +107,9 @@ def cold_shares(used: roofline.Utilization, cold_us: float | None) -> str:
     has_floor = not (used.library_rate or used.documented)
     floor = f", {100 * used.floor_us / cold_us:.1f} % by the cold GPU time" if has_floor else ""
     share = sustained_share(used, cold_us)
-    return (
-        floor if share is None else f"{floor}; its cold time is at {share:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
-    )
+    if share is None:
+        return floor
+    return f"{floor}; its cold time is at {share:.1f} % of {explorations.SUSTAINED_IN_TRIALS}"
 
 
 def sustained_share(used: roofline.Utilization, cold_us: float | None) -> float | None:
