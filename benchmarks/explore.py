@@ -54,8 +54,9 @@ def right(run: dict) -> list[dict]:
 
 
 def contenders(runs: list[list[dict]]) -> list[str]:
-    """Who may be the gate's choice: who led a run, the most often first, and who was close to a leader."""
-    led = Counter(rows[0]["name"] for rows in runs)
+    """Who may be the gate's choice: who led a run, the most often first, and who was close to a leader. A run may have
+    no row, where nothing was right in time."""
+    led = Counter(rows[0]["name"] for rows in runs if rows)
     close = {
         row["name"]: None
         for rows in runs
@@ -94,7 +95,7 @@ def gate_choice(problem: str, names: list[str]) -> tuple[str, dict[str, str]]:
 
 def summary(problem: str, runs: list[dict], gate: bool) -> dict:
     ranked = [right(run) for run in runs]
-    leaders = [rows[0]["name"] for rows in ranked]
+    leaders = [rows[0]["name"] if rows else None for rows in ranked]
     most, count = Counter(leaders).most_common(1)[0]
     times = [row["latency_us"]["median"] for rows in ranked for row in rows if row["name"] == most]
     report = {
@@ -108,9 +109,9 @@ def summary(problem: str, runs: list[dict], gate: bool) -> dict:
         "leader_us": [round(time, 2) for time in times],
         "led": f"{count} of {len(runs)}",
     }
-    if gate:
+    if gate and any(ranked):
         best, verdicts = gate_choice(problem, contenders(ranked))
-        agreed = sum(name == best or verdicts[name] != "SLOWER" for name in leaders)
+        agreed = sum(name == best or verdicts.get(name, "SLOWER") != "SLOWER" for name in leaders)
         report |= {"gate_choice": best, "against_it": verdicts, "agreed": f"{agreed} of {len(runs)}"}
     return report
 

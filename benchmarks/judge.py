@@ -227,9 +227,8 @@ def gates(folder: Path) -> None:
         result = rounds.settle(start, version, Optimization("", "", "", ""), measurement, None)
         took = time.monotonic() - since
         latency = RecordStore(session).read(version).latency_us
-        print(
-            f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result.decision.reason}", flush=True
-        )
+        print(f"Gate of {version}, a kernel of {latency} us on 2 GiB: {took:.1f} s, {result.decision.reason}")
+        print(f"  of them {measurement.seconds}", flush=True)
 
 
 if __name__ == "__main__":

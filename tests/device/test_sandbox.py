@@ -287,3 +287,10 @@ def test_an_empty_list_of_visible_gpus_is_no_gpu(monkeypatch):
     for asked in (gpu.visible, gpu.identify):
         with pytest.raises(EnvironmentLacks, match="CUDA_VISIBLE_DEVICES, '', names no device"):
             asked()
+
+
+def test_large_tensors_lie_in_huge_pages_unless_the_user_says_otherwise(interpreter, monkeypatch):
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    assert interpreter._environment()["THP_MEM_ALLOC_ENABLE"] == "1"
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
+    assert interpreter._environment()["THP_MEM_ALLOC_ENABLE"] == "0"

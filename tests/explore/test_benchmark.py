@@ -33,3 +33,12 @@ def test_the_choice_is_the_one_that_nothing_beats(benchmark_of_explorations, ord
 
     best, verdicts = benchmark_of_explorations.choice(list(order), verdict)
     assert best in "bc" and verdicts == {"a": "SLOWER", ("bc".replace(best, "")): "EQUAL"}
+
+
+def test_a_run_in_which_nothing_was_right_in_time_is_reported(benchmark_of_explorations):
+    late = {"name": "a", "opponent": False, "status": "TIMEOUT", "latency_us": None}
+    right = {**row("a", 9.0), "opponent": False, "status": "OK"}
+    runs = [{"device": "a card", "rows": [one], "total_s": 80.0} for one in (late, right)]
+    report = benchmark_of_explorations.summary("softmax", runs, gate=False)
+    assert report["right"] == [0, 1] and report["leaders"] == {None: 1, "a": 1}
+    assert benchmark_of_explorations.summary("softmax", runs[:1], gate=True)["leaders"] == {None: 1}

@@ -334,6 +334,7 @@ class Sandbox:
         environment = {**harmless, **caches, **folders, **python}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
+        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's large tensors on the CPU then lie in huge pages
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
         return environment
 

@@ -5,13 +5,19 @@ import os
 import sys
 from pathlib import Path
 
-from . import server
+from . import triton_hash
+
+may_compile = sys.argv[1] == "serve" and os.environ.get("TRITON_INTERPRET") != "1"
+hashing = triton_hash.computed_beside() if may_compile else None
+from . import server  # imports torch
 
 sys.dont_write_bytecode = True  # from here on: what a candidate imports leaves no file, nor does what it starts
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
 if __name__ == "__main__":
     sys.path.pop(0)  # the working directory, where `-m` looks first: a candidate may write there
+    if hashing:
+        hashing.join()
     if sys.argv[1] == "serve":
         server.serve(int(sys.argv[2]))
     else:
