@@ -28,6 +28,7 @@ CONSTANTS = {  # of the compiled kernel; the other arguments are pointers and nu
     "int4_matmul": {"BM": 16, "BN": 64},
     "merge_splits": {"SPLITS": 8, "BLOCK": 128},
     "grouped_matmul": {"E": 8, "BM": 64, "BN": 128, "BK": 64},
+    "block_sparse_matmul": {"BM": 64, "BLOCK": 64},
     "linear_recurrence": {"BLOCK": 1024},
     "sample_rows": {"BLOCK": 1024},
     "cache_write": {"BLOCK": 1024},
@@ -37,7 +38,7 @@ TYPES = {  # by the argument's name; what is not here is an i32
     **dict.fromkeys("both out x y dy weight dx a c scales parts w keys cache logits g p h b".split(), "*bf16"),
     **dict.fromkeys("rstd partial lse m v".split(), "*fp32"),
     **dict.fromkeys("lr b1 b2 eps decay c1 c2".split(), "fp32"),
-    **dict.fromkeys(["ends", "slots"], "*i32"),
+    **dict.fromkeys(["ends", "slots", "starts", "column_of"], "*i32"),
     "packed": "*u8",
     "index": "*i64",
 }
@@ -88,6 +89,16 @@ def grouped_matmul(kernel):
     ends = torch.tensor([16, 16, 36], dtype=torch.int32)
     kernel[(36 // 16 + 3, 2)](x, w, y, ends, 18, 20, E=3, BM=16, BN=16, BK=16)
     return [(y, torch.cat([x[:16] @ w[0].t(), x[16:] @ w[2].t()]))]
+
+
+def block_sparse_matmul(kernel):
+    x, blocks, y = torch.randn(20, 64), torch.randn(5, 16, 16), torch.empty(20, 48)
+    offsets, columns = (torch.tensor(one, dtype=torch.int32) for one in ([0, 2, 2, 5], [3, 0, 1, 2, 3]))
+    kernel[(2, 3)](x, blocks, y, offsets, columns, 20, 48, 64, BM=16, BLOCK=16)
+    weight = torch.zeros(48, 64)
+    for block, (row, column) in zip(blocks, [(0, 3), (0, 0), (2, 1), (2, 2), (2, 3)], strict=True):
+        weight[row * 16 :, column * 16 :][:16, :16] = block
+    return [(y, x @ weight.t())]
 
 
 def linear_recurrence(kernel):

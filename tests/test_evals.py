@@ -316,6 +316,8 @@ TRIALS = {
     "bias_attention": {"batch": 2, "heads": 2, "tokens": 6, "width": 16},
     "norm_conv": {"images": 2, "height": 4, "width": 5, "channels": 64},
     "int4_prefill": {"tokens": 5, "width": 256, "channels": 7},
+    "block_sparse_linear": {"tokens": 5, "width": 512, "hidden": 384},
+    "gated_mlp_gradient": {"tokens": 5, "width": 24, "hidden": 16},
 }
 
 
@@ -329,7 +331,7 @@ def test_the_ratio_of_a_trial_is_what_the_comparison_printed(name):
 PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
     *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
-    *("gated_output", "bias_attention", "norm_conv", "int4_prefill"),
+    *("gated_output", "bias_attention", "norm_conv", "int4_prefill", "block_sparse_linear", "gated_mlp_gradient"),
 ]
 
 
@@ -486,6 +488,19 @@ def test_the_latest_problems_compute_what_they_say():
         q = packed[:, k // 2] >> 4 if k % 2 else packed[:, k // 2] & 15
         wanted += x[:, k, None].double() * (q - zeros[:, k // 128].double()) * scales[:, k // 128].double()
     assert torch.allclose(y.double(), wanted, rtol=0.02, atol=0.02)
+    y, (model, x, columns, offsets) = built("block_sparse_linear", {TRIALS["block_sparse_linear"]!r}, None)
+    weight = torch.zeros(384, 512, dtype=torch.float64)
+    for block, column in enumerate(columns):
+        row = int((offsets[1:] <= block).sum())
+        weight[row * 128 :, column * 128 :][:128, :128] = model.blocks[block]
+    wanted = torch.nn.functional.silu(torch.einsum("tk,nk->tn", x.double(), weight) + model.bias)
+    assert len(columns) == 3 and torch.allclose(y.double(), wanted, rtol=0.02, atol=0.03)
+    dx, (model, dy, g, u) = built("gated_mlp_gradient", {TRIALS["gated_mlp_gradient"]!r}, None)
+    g, u = (one.double().requires_grad_() for one in (g, u))
+    y = torch.einsum("th,wh->tw", torch.nn.functional.silu(g) * u, model.down.double())
+    dg, du = torch.autograd.grad(y, (g, u), dy.double())
+    wanted = torch.einsum("th,hw->tw", dg, model.gate.double()) + torch.einsum("th,hw->tw", du, model.up.double())
+    assert torch.allclose(dx.double(), wanted, rtol=0.03, atol=0.03)
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)

@@ -70,6 +70,15 @@ def grouped(dtype=torch.float32):
     return (x, weight, ends), torch.cat([x[:4] @ weight[0].t(), x[4:] @ weight[1].t()])
 
 
+def block_sparse() -> tuple:
+    """(x, blocks, columns, offsets, shape) of a weight with three blocks of 4 x 4, and the same weight whole."""
+    x, blocks, weight = torch.randn(5, 12), torch.randn(3, 4, 4), torch.zeros(8, 12)
+    for block, (row, column) in zip(blocks, [(0, 0), (0, 8), (4, 4)], strict=True):
+        weight[row : row + 4, column : column + 4] = block
+    columns, offsets = (torch.tensor(one, dtype=torch.int32) for one in ([0, 2, 1], [0, 2, 3]))
+    return (x, blocks, columns, offsets, weight.shape), weight
+
+
 def adamw():
     p, g, m, v = torch.randn(9), torch.randn(9), torch.randn(9), torch.rand(9)
     first, second = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
@@ -80,6 +89,7 @@ def adamw():
 def cases() -> dict:
     """{operator/name: (arguments, expected)}, written out and not by the call that the baseline makes."""
     x, weight, bias = torch.randn(5, 12), torch.randn(12), torch.randn(12)
+    sparse, whole = block_sparse()
     wide, target = torch.randn(7, 12), torch.tensor([0, 6, 3, 3, 1])
     logits = x @ wide.t()
     losses = logits.exp().sum(1).log() - logits[torch.arange(5), target]
@@ -114,6 +124,8 @@ def cases() -> dict:
         "attention-decode/paged_decode_torch": paged_decode(),
         "grouped-products/loop_torch": grouped(),
         "grouped-products/grouped_mm_torch": grouped(torch.bfloat16),
+        "block-sparse/bsr_linear_torch": (sparse, torch.einsum("mk,nk->mn", sparse[0], whole)),
+        "block-sparse/dense_linear_torch": ((x, whole), torch.einsum("mk,nk->mn", x, whole)),
         "scans/cumsum_torch": ((x,), x @ torch.ones(12, 12).triu()),
         "convolution-pooling/conv2d_torch": ((image, taps), convolved),
         "convolution-pooling/conv2d_channels_last_torch": ((image, taps), convolved),
