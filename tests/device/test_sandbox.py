@@ -289,8 +289,10 @@ def test_an_empty_list_of_visible_gpus_is_no_gpu(monkeypatch):
             asked()
 
 
-def test_large_tensors_lie_in_huge_pages_unless_the_user_says_otherwise(interpreter, monkeypatch):
+def test_beside_a_gpu_large_tensors_lie_in_huge_pages_unless_the_user_says_otherwise(interpreter, monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    assert "THP_MEM_ALLOC_ENABLE" not in interpreter._environment()
+    monkeypatch.setattr(interpreter, "gpu", object())
     assert interpreter._environment()["THP_MEM_ALLOC_ENABLE"] == "1"
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")
     assert interpreter._environment()["THP_MEM_ALLOC_ENABLE"] == "0"

@@ -5,11 +5,12 @@ import pytest
 from kernelopt.worker import triton_hash
 
 
-@pytest.mark.parametrize(("variables", "known"), [({"TRITON_INTERPRET": "0"}, 1), ({"TRITON_INTERPRET": "1"}, 0)])
-def test_a_server_whose_children_compile_knows_it_before_it_forks(variables, known):
+@pytest.mark.parametrize(("interprets", "cores", "known"), [("0", 4, 1), ("0", 2, 0), ("1", 4, 0)])
+def test_a_server_whose_children_compile_knows_it_before_it_forks(interprets, cores, known):
     code = f"""if True:
-        import importlib, sys
+        import importlib, os, sys
         from kernelopt.worker import triton_hash
+        os.sched_getaffinity = lambda _: range({cores})
         sys.argv = ["kernelopt.worker", "serve", "0"]
         main = importlib.import_module("kernelopt.worker.__main__")
         if main.hashing:
@@ -17,7 +18,7 @@ def test_a_server_whose_children_compile_knows_it_before_it_forks(variables, kno
         found = [getattr(importlib.import_module(place), "triton_key", None) for place in triton_hash.PLACES]
         assert [key.cache_info().currsize for key in found if key][:1] == [{known}]
     """
-    done = forks_with_torch.run(code, **variables)
+    done = forks_with_torch.run(code, TRITON_INTERPRET=interprets)
     assert done.returncode == 0, done.stdout
 
 

@@ -334,7 +334,8 @@ class Sandbox:
         environment = {**harmless, **caches, **folders, **python}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
-        environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch's large tensors on the CPU then lie in huge pages
+        if self.gpu:  # what comes from it then lies in huge pages: page faults were most of the time of a copy
+            environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
         return environment
 

@@ -7,13 +7,17 @@ the forks inherit it.
 
 import contextlib
 import importlib
+import os
 import threading
 
+ENOUGH_CORES = 4  # with fewer, none is free beside torch's import
 PLACES = ("triton.runtime.cache", "triton.compiler.compiler")  # of triton_key: from 3.5, and before
 
 
-def computed_beside() -> threading.Thread:
-    """The thread that computes it. Nothing may be forked before it has ended."""
+def computed_beside() -> threading.Thread | None:
+    """The thread that computes it, or None where no core is free for it. Nothing may be forked before it has ended."""
+    if len(os.sched_getaffinity(0)) < ENOUGH_CORES:
+        return None
     import triton.compiler  # noqa: F401  (here, since torch's import beside it may look for Triton)
 
     thread = threading.Thread(target=compute)
