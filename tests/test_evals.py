@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -340,6 +341,23 @@ def test_the_paired_ratio_of_a_trial_is_what_the_comparison_printed(name):
     printed = (EVALS / "trials" / name / "compared.txt").read_text()
     (ratio,) = re.findall(r"^\w+ against without.py: (\S+x) \(95 % interval (\S+) to ([^,]+),", printed, re.MULTILINE)
     assert "| {} ({} to {}) |".format(*ratio) in (EVALS / "README.md").read_text()
+
+
+def test_the_ratio_of_separate_runs_follows_from_what_each_printed():
+    text, readme = (EVALS / "trials/gated_mlp_gradient/printed.txt").read_text(), (EVALS / "README.md").read_text()
+    explored = {name: float(us) for name, us in re.findall(r"^(\S+) +(?:OK|opponent) +(\d+\.\d+) ", text, re.MULTILINE)}
+    timed = {
+        name: statistics.median(map(float, re.findall(rf"^\d {name}.*? median (\S+) us", text, re.MULTILINE)))
+        for name in ("kernel", "lib", "torch.compile")
+    }
+    own = [explored[name] / explored["gated[HINTS=0]"] for name in ("cublas_one_product*", "torch.compile*")]
+    others = [timed[name] / timed["kernel"] for name in ("lib", "torch.compile")]
+    rows = (
+        "| {:.3f}x cuBLAS with a compiled gradient, {:.3f}x torch.compile | {:.3f}x the same, {:.3f}x torch.compile, by"
+    )
+    assert rows.format(*own, *others) in readme
+    ratios = sorted(a / b for a, b in zip(own, others, strict=True))
+    assert "| {:.2f}x to {:.2f}x, by their ratios".format(*ratios) in readme
 
 
 def test_a_ratio_that_was_printed_the_other_way_round_is_turned():

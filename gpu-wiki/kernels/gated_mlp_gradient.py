@@ -10,8 +10,9 @@
    steps are nearly equal (at 4096 x 4096 x 5632 on 66 clusters: at most 1040 steps of 1024 on average).
    A tile of the second product takes the first half of dg's and du's columns first, and waits for the counter of its rows and
    half. A tile whose epilogue must not wait for the next tile is marked; so no wait can be circular.
-The launch is not cooperative, although blocks wait for each other: those that have work from the first product never wait
-for others before it is done. evals/trials/gated_mlp_gradient states it.
+All clusters must run at once, since blocks wait for each other: one block an SM is assumed, the launch is not cooperative,
+and two calls must not run at the same time. The first call of a size makes its lists; capture a graph after it.
+evals/trials/gated_mlp_gradient states it.
 """
 
 import functools

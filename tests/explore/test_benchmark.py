@@ -41,4 +41,5 @@ def test_a_run_in_which_nothing_was_right_in_time_is_reported(benchmark_of_explo
     runs = [{"device": "a card", "rows": [one], "total_s": 80.0} for one in (late, right)]
     report = benchmark_of_explorations.summary("softmax", runs, gate=False)
     assert report["right"] == [0, 1] and report["leaders"] == {None: 1, "a": 1}
+    assert report["leader_us"] == [9.0] and report["led"] == "1 of 2"
     assert benchmark_of_explorations.summary("softmax", runs[:1], gate=True)["leaders"] == {None: 1}

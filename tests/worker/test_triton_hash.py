@@ -8,18 +8,19 @@ from kernelopt.worker import triton_hash
 @pytest.mark.parametrize(("interprets", "cores", "known"), [("0", 4, 1), ("0", 2, 0), ("1", 4, 0)])
 def test_a_server_whose_children_compile_knows_it_before_it_forks(interprets, cores, known):
     code = f"""if True:
-        import importlib, os, sys
-        from kernelopt.worker import triton_hash
-        os.sched_getaffinity = lambda _: range({cores})
-        sys.argv = ["kernelopt.worker", "serve", "0"]
-        main = importlib.import_module("kernelopt.worker.__main__")
-        if main.hashing:
-            main.hashing.join()
-        found = [getattr(importlib.import_module(place), "triton_key", None) for place in triton_hash.PLACES]
-        assert [key.cache_info().currsize for key in found if key][:1] == [{known}]
+        import importlib, os, runpy, sys, threading
+        from kernelopt.worker import server, triton_hash
+        def served(handle):
+            found = [getattr(importlib.import_module(place), "triton_key", None) for place in triton_hash.PLACES]
+            assert [key.cache_info().currsize for key in found if key][:1] == [{known}]
+            assert threading.active_count() == 1
+            print("served", handle)
+        os.sched_getaffinity, server.serve = lambda _: range({cores}), served
+        sys.argv = ["kernelopt.worker", "serve", "7"]
+        runpy.run_module("kernelopt.worker", None, "__main__", True)
     """
     done = forks_with_torch.run(code, TRITON_INTERPRET=interprets)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0 and "served 7" in done.stdout, done.stdout
 
 
 def test_a_triton_without_it_is_left_alone(monkeypatch):

@@ -334,7 +334,7 @@ class Sandbox:
         environment = {**harmless, **caches, **folders, **python}
         environment.pop("PYTHONSAFEPATH", None)
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
-        if self.gpu:  # what comes from it then lies in huge pages: page faults were most of the time of a copy
+        if self.gpu:  # a copy from it then lies in huge pages: page faults took most of its time
             environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # NVML's order, so that the GPU that is locked is used
         return environment

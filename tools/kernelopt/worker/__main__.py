@@ -7,8 +7,8 @@ from pathlib import Path
 
 from . import triton_hash
 
-may_compile = sys.argv[1] == "serve" and os.environ.get("TRITON_INTERPRET") != "1"
-hashing = triton_hash.computed_beside() if may_compile else None
+is_compiling_server = __name__ == "__main__" and sys.argv[1] == "serve" and os.environ.get("TRITON_INTERPRET") != "1"
+hashing = triton_hash.computed_beside() if is_compiling_server else None
 from . import server  # imports torch
 
 sys.dont_write_bytecode = True  # from here on: what a candidate imports leaves no file, nor does what it starts

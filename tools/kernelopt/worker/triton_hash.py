@@ -1,8 +1,8 @@
 """Triton's hash of its own installation, a part of the name of all that it compiles.
 
-Triton reads its whole library for it, 476 MB in 3.9. That took 0.77 s on the machine of an H100, in each process that
-compiles a kernel or looks for one in the cache. A server of processes computes it once, beside its import of torch, and
-the forks inherit it.
+Triton reads its whole library for it, 500 MB in 3.9. With 3.6 that took 0.77 s on the machine of an H100, in each
+process that compiles a kernel or looks for one in the cache. A server of processes computes it once, beside its import
+of torch, and the forks inherit it.
 """
 
 import contextlib
