@@ -2,8 +2,8 @@
 
 y^T tiles: 128 hidden (one row of blocks) x 256 tokens, wgmma with A = the blocks of W, B = the columns of x that they meet.
  * Clusters of two blocks have the same row and 512 neighbouring tokens: each loads half of W's block for both (multicast).
- * Tiles are dealt out by a counter: GROUP x 512 tokens (x stays in the L2) meet a part of the rows, the fullest row first;
-   when all tokens have met it, the next part follows. So the last tiles are the shortest, and a part's W stays in the L2.
+ * A counter deals out the tiles: GROUP x 512 tokens meet all rows, the fullest first, while their x stays in the L2; then
+   the next tokens do. So the last tiles are the shortest. PARTS = 2 halves the rows, and was slower.
  * Two consumer warpgroups of 64 x 256 sums each round a finished tile to bf16 pairs in registers (the reference rounds
    there, too); bias, SiLU, the transpose through shared memory and TMA stores run under the next tile's products.
 evals/trials/block_sparse_linear states it.

@@ -10,8 +10,8 @@
    steps are nearly equal (at 4096 x 4096 x 5632 on 66 clusters: at most 1040 steps of 1024 on average).
    A tile of the second product takes the first half of dg's and du's columns first, and waits for the counter of its rows and
    half. A tile whose epilogue must not wait for the next tile is marked; so no wait can be circular.
-All clusters must run at once, since blocks wait for each other: one block an SM is assumed, the launch is not cooperative,
-and two calls must not run at the same time. The first call of a size makes its lists; capture a graph after it.
+Blocks wait for each other, so all clusters must run at once, or the kernel hangs: the grid is what the occupancy query allows
+on an idle GPU, and nothing else may hold SMs meanwhile, not a second call either. The first call of a size makes its lists; capture a graph after it.
 evals/trials/gated_mlp_gradient states it.
 """
 
