@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy.random  # noqa: F401 (numpy loads it at its first use, which is in nearly every child)
@@ -35,6 +36,7 @@ FILE_BYTES = 64 << 30  # of one file that a candidate writes: outputs of large p
 HOST_MEMORY_SHARE = 0.6
 MORE_TASKS = 4096  # threads and processes that a job may add to those of the machine
 LOOK_EVERY_S = 0.01
+LONGEST_LOOK_S = 60.0  # without news of a child
 LONGEST_WAIT_S = 3600.0  # for a request: by then the inputs are made, or given up
 
 
@@ -274,19 +276,33 @@ def _wait(child: int, timeout_s: float, control: socket.socket) -> tuple[int, bo
     """(wait status, whether it was killed for taking too long) of a child. It is killed as well when the parent
     hangs up."""
     deadline = time.monotonic() + timeout_s
-    while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status, False
-        if time.monotonic() > deadline or _hung_up(control):
-            _kill_group(child)
-            return os.waitpid(child, 0)[1], True
-        time.sleep(LOOK_EVERY_S)
+    with _news_of(child, control) as next_news:
+        while True:
+            hung_up = next_news(deadline - time.monotonic())
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return status, False
+            if hung_up or time.monotonic() > deadline:
+                _kill_group(child)
+                return os.waitpid(child, 0)[1], True
 
 
-def _hung_up(control: socket.socket) -> bool:
-    readable, _, _ = select.select([control], [], [], 0)
-    return bool(readable) and not control.recv(1, socket.MSG_PEEK)
+@contextlib.contextmanager
+def _news_of(child: int, control: socket.socket) -> Iterator[Callable[[float], bool]]:
+    """A function that waits until the child ends or the other end of the socket is closed, some seconds at most, and
+    says whether that end is closed. Where Linux is too old for that, or a sandbox refuses it, it returns early."""
+    news, longest_s, handle = select.poll(), LOOK_EVERY_S, None
+    news.register(control, select.POLLRDHUP)
+    with contextlib.suppress(OSError):
+        handle, longest_s = os.pidfd_open(child), LONGEST_LOOK_S
+        news.register(handle, select.POLLIN)
+    try:
+        yield lambda left_s: any(
+            file == control.fileno() for file, _ in news.poll(1000 * min(max(left_s, 0), longest_s))
+        )
+    finally:
+        if handle is not None:
+            os.close(handle)
 
 
 def _kill_group(child: int) -> None:
