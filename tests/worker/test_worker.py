@@ -1,5 +1,11 @@
 """The parts that a child process judges with: guard bands, other shapes and layouts, whose kernels ran."""
 
+import os
+import signal
+import socket
+import subprocess
+import time
+
 import forks_with_torch
 import pytest
 import torch
@@ -33,6 +39,32 @@ def test_a_child_is_confined_before_cuda_starts_and_says_last_that_it_is_ready(m
     server._get_ready(7, "check", "cuda", True, ["/open"])
     server._get_ready(7, "run", "cpu", False, ["/open"])
     assert done == [["/open"], "imports", "CUDA", "cuda", 7, 7]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_server_hears_at_once_that_its_child_ended_or_its_parent_hung_up(is_refused, monkeypatch):
+    def refused(_):
+        raise OSError("as an older Linux, or a sandbox")
+
+    if is_refused:
+        monkeypatch.setattr(os, "pidfd_open", refused)
+    parent, control = socket.socketpair()
+    child = subprocess.Popen(["sleep", "600"])
+    try:
+        with server._news_of(child.pid, control) as next_news:
+            began = time.monotonic()
+            assert not next_news(0.2)
+            assert is_refused or time.monotonic() - began > 0.19  # else it looks every 10 ms
+            child.send_signal(signal.SIGTERM)
+            assert not next_news(30)
+            parent.close()
+            assert next_news(30)
+        assert time.monotonic() - began < 20
+        assert is_refused or os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    finally:
+        child.kill()
+        child.wait()
+        control.close()
 
 
 PRODUCT = """
