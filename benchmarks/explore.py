@@ -96,7 +96,7 @@ def gate_choice(problem: str, names: list[str]) -> tuple[str, dict[str, str]]:
 def summary(problem: str, runs: list[dict], gate: bool) -> dict:
     ranked = [right(run) for run in runs]
     leaders = [rows[0]["name"] if rows else None for rows in ranked]
-    most, count = Counter(filter(None, leaders)).most_common(1)[0] if any(leaders) else (None, 0)
+    most, count = (Counter(filter(None, leaders)).most_common(1) or [(None, 0)])[0]
     times = [row["latency_us"]["median"] for rows in ranked for row in rows if row["name"] == most]
     report = {
         "problem": problem,
