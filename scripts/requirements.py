@@ -43,8 +43,6 @@ def main(groups: list[str]) -> int:
     try:
         if reason := next(filter(None, map(packages.unfit, HOSTS)), None):
             raise torch_build.NoneFits(reason)
-        if "dependencies" in groups and (slow := packages.without_byte_code("torch")):
-            print(f"setup: {slow}", file=sys.stderr)
         print("\n".join(one for group in groups for one in for_pip(group)))
     except torch_build.NoneFits as error:
         print(f"setup: {error}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """Versions of what the bundle stands on: which are taken, what an old one gets told, what differs between them."""
 
-import compileall
 import importlib.metadata
 import importlib.util
 import json
@@ -107,25 +106,6 @@ def test_an_old_package_is_named_with_its_mend(tmp_path, monkeypatch, name, file
     if said:
         with pytest.raises(EnvironmentLacks, match=said):
             bundle.require(name)
-
-
-def test_set_up_names_a_torch_that_is_compiled_at_each_import(tmp_path):
-    """As in images that are made with PYTHONDONTWRITEBYTECODE."""
-    file = package(tmp_path, "torch", version="__version__ = '2.13.0'\n")
-    command = [sys.executable, BUNDLE / "scripts" / "requirements.py"]
-
-    def said(*groups: str) -> str:
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment.pop("PYTHONPYCACHEPREFIX", None)
-        return subprocess.run([*command, *groups], env=environment, capture_output=True, text=True, check=True).stderr
-
-    assert said("dependencies") == (
-        f"setup: torch in {file.parent} has no byte code, so each command starts a second later; "
-        f"to mend it: python -m compileall -q {file.parent}\n"
-    )
-    assert said("test") == ""
-    compileall.compile_dir(file.parent, quiet=1)
-    assert said("dependencies") == ""
 
 
 def test_what_is_installed_here_is_new_enough_and_its_version_is_read():

@@ -20,19 +20,6 @@ def unfit(name: str) -> str | None:
     return hidden_nvml(Path(spec.origin)) if name == "pynvml" else too_old(name, Path(spec.origin))
 
 
-def without_byte_code(name: str) -> str | None:
-    """A sentence with the mend where Python would compile an importable package at each import, as in some images; else
-    None. With torch that took 2.9 s in place of 1.6 s."""
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.cached is None or Path(spec.cached).exists():
-        return None
-    folder = Path(spec.origin).parent
-    return (
-        f"{name} in {folder} has no byte code, so each command starts a second later; "
-        f"to mend it: python -m compileall -q {folder}"
-    )
-
-
 def too_old(name: str, file: Path) -> str | None:
     """unfit() of the package whose __init__.py is `file`; of a package that is not in LEAST any version will do."""
     installed = version(file) if name in LEAST else None

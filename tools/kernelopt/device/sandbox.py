@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from .. import bundle
+from .. import bundle, byte_code
 from ..errors import EnvironmentLacks, UsageError
 from ..statuses import Status
 from . import gpu, gpu_lock
@@ -333,6 +333,8 @@ class Sandbox:
         harmless = {name: value for name, value in os.environ.items() if not SECRETS.search(name)}
         environment = {**harmless, **caches, **folders, **python}
         environment.pop("PYTHONSAFEPATH", None)
+        if folder := byte_code.kept():
+            environment.setdefault("PYTHONPYCACHEPREFIX", str(folder))
         environment["TRITON_INTERPRET"] = "0" if self.gpu else "1"
         if self.gpu:  # a copy from it then lies in huge pages: page faults took most of its time
             environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -1,0 +1,88 @@
+"""Byte code that set-up keeps for machines whose torch has none (kernelopt/byte_code.py)."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE
+from kernelopt import byte_code
+
+
+@pytest.fixture
+def bare_package(tmp_path, monkeypatch) -> Path:
+    """A package without byte code, as a stand-in for torch; set-up imports it and its module."""
+    package = tmp_path / "site" / "bare_package"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "part.py").write_text("import json\n")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    return package
+
+
+def keep(package: Path, folder: Path) -> bool:
+    return byte_code.keep(folder, package.name, ("no_such_module", f"{package.name}.part"))
+
+
+def matches(package: Path, **variables) -> list[str]:
+    """The package's byte code that Python reads with these variables."""
+    command = [sys.executable, "-v", "-c", f"import {package.name}.part"]
+    done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=True)
+    return re.findall(rf"^# (\S+) matches \S*{package.name}/part\.py$", done.stderr, re.MULTILINE)
+
+
+def test_it_is_kept_once_beside_nothing_of_the_packages(bare_package, tmp_path):
+    folder = tmp_path / "kept"
+    assert keep(bare_package, folder)
+    assert not list(bare_package.rglob("*.pyc"))
+    assert matches(bare_package) == []
+    assert matches(bare_package, PYTHONPYCACHEPREFIX=str(folder)) == [byte_code.below(folder, bare_package / "part.py")]
+    assert not keep(bare_package, folder)
+
+
+def test_it_is_written_anew_for_another_release(bare_package, tmp_path):
+    folder = tmp_path / "kept"
+    keep(bare_package, folder)
+    os.utime(bare_package / "__init__.py", (1_000_000_000, 1_000_000_000))
+    assert keep(bare_package, folder)
+    assert not keep(bare_package, folder)
+
+
+def test_a_package_with_its_own_gets_no_other(bare_package, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    subprocess.run([sys.executable, "-c", f"import {bare_package.name}"], check=True)
+    assert list(bare_package.rglob("*.pyc"))
+    assert not keep(bare_package, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_without_the_package_nothing_is_kept(tmp_path):
+    assert not byte_code.keep(tmp_path / "kept", "no_such_package", ())
+
+
+@pytest.mark.parametrize("own", ["/somewhere", ""])
+def test_workers_read_it_unless_the_user_has_a_folder(interpreter, own, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERNELOPT_VENV", str(tmp_path))
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    assert "PYTHONPYCACHEPREFIX" not in interpreter._environment()
+    (tmp_path / "byte-code").mkdir()
+    if own:
+        monkeypatch.setenv("PYTHONPYCACHEPREFIX", own)
+    assert interpreter._environment()["PYTHONPYCACHEPREFIX"] == (own or str(tmp_path / "byte-code"))
+
+
+def test_set_up_writes_none_where_torch_has_its_own(tmp_path):
+    import torch
+
+    if not Path(torch.__cached__).exists():
+        pytest.skip("this torch has no byte code")
+    environment = {**os.environ, "KERNELOPT_VENV": str(tmp_path / "venv"), "PYTHONPATH": str(BUNDLE / "tools")}
+    done = subprocess.run(
+        [sys.executable, "-m", "kernelopt.byte_code"], env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "") and not (tmp_path / "venv").exists()
