@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from conftest import REFERENCE, kernel_text
-from kernelopt.worker import accuracy, problem, tensor_trees
+from kernelopt.worker import accuracy, problem, reference_runs, tensor_trees
 from kernelopt.worker.contract import ContractError, UnsupportedInput
 
 
@@ -297,3 +297,38 @@ def test_a_fingerprint_tells_contents_apart_and_is_the_same_in_pieces(monkeypatc
     if tensor.is_floating_point():
         assert tensor_trees.is_same(own, tensor_trees.fingerprint(tensor.double() * (1 + 1e-6)))
         assert torch.equal(tensor.view(torch.uint8), before.view(torch.uint8))
+
+
+ROUNDED = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(64, 64).bfloat16())
+    def forward(self, x):
+        {check}
+        return {product}
+def get_inputs(): return [torch.randn(32, 64, dtype=torch.bfloat16)]
+"""
+
+
+@pytest.mark.parametrize(
+    ("product", "check", "precision"),
+    [
+        ("(x.float() * 3).bfloat16() @ self.weight", "", "fp64"),
+        ("(x.float() * 3).to(torch.bfloat16) @ self.weight", "", "fp64"),
+        ("x * 3 @ self.weight", "", "fp64"),
+        ("x * 3 @ self.weight", "assert x.dtype == torch.bfloat16", "as given"),
+    ],
+)
+def test_the_oracle_leaves_out_roundings_beside_which_the_reference_does_not_run_in_float64(
+    tmp_path, product, check, precision
+):
+    """It would be as inexact as PyTorch else, and refuse right kernels for the roundings of both."""
+    loaded = reference(tmp_path, ROUNDED.format(product=product, check=check))
+    case = loaded.case("default", 0, None, "cpu")
+    like = reference_runs.outputs(loaded, case, "cpu")
+    (oracle,), name = problem.oracle_outputs(loaded, case, "cpu", like)
+    exact = 3 * case.inputs[0].double() @ case.state["weight"].double()
+    torch.testing.assert_close(oracle, exact if precision == "fp64" else like[0], rtol=1e-12, atol=1e-12)
+    assert name == precision

@@ -420,14 +420,21 @@ def call(kernel: Callable, inputs: list):
         return kernel(*inputs)
 
 
+def precisions(unrounded: bool) -> list[tuple[torch.dtype | None, contextlib.AbstractContextManager, str]]:
+    """The oracle's precisions, in turn: (dtype, the mode to run in, name). In float64, conversions of the reference's
+    own are left out first or second: `x.bfloat16() @ weight` does not run beside a weight in float64."""
+    as_stated = [(dtype, contextlib.nullcontext(), name) for dtype, name in PRECISIONS]
+    widened = (torch.float64, roundings.Widened(torch.float64), "fp64")
+    return [widened, *as_stated] if unrounded else [as_stated[0], widened, *as_stated[1:]]
+
+
 def oracle_outputs(
     reference: Reference, case: Case, device: str, like: list[torch.Tensor], unrounded: bool = False
 ) -> tuple[list[torch.Tensor], str]:
     """The reference's outputs in the highest precision in which they have the shapes of `like`, and that precision's
     name. Inputs that it declares to change come last, with their contents after the call. unrounded: its own
     conversions to a floating dtype of fewer bits are left out, if it runs without them."""
-    wide = [(torch.float64, roundings.Widened(torch.float64), "fp64")] if unrounded else []
-    for dtype, mode, name in [*wide, *((dtype, contextlib.nullcontext(), name) for dtype, name in PRECISIONS)]:
+    for dtype, mode, name in precisions(unrounded):
         try:
             model = reference.model(case, device, dtype)
             inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
