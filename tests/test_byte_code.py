@@ -35,7 +35,7 @@ def matches(package: Path, **variables) -> list[str]:
     return re.findall(rf"^# (\S+) matches \S*{package.name}/part\.py$", done.stderr, re.MULTILINE)
 
 
-def test_it_is_kept_once_beside_nothing_of_the_packages(bare_package, tmp_path):
+def test_byte_code_is_kept_once_and_not_beside_the_package(bare_package, tmp_path):
     folder = tmp_path / "kept"
     assert keep(bare_package, folder)
     assert not list(bare_package.rglob("*.pyc"))
@@ -52,7 +52,7 @@ def test_it_is_written_anew_for_another_release(bare_package, tmp_path):
     assert not keep(bare_package, folder)
 
 
-def test_a_package_with_its_own_gets_no_other(bare_package, tmp_path, monkeypatch):
+def test_nothing_is_kept_for_a_package_that_has_byte_code(bare_package, tmp_path, monkeypatch):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE")
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
     subprocess.run([sys.executable, "-c", f"import {bare_package.name}"], check=True)

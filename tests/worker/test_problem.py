@@ -321,10 +321,8 @@ def get_inputs(): return [torch.randn(32, 64, dtype=torch.bfloat16)]
         ("x * 3 @ self.weight", "assert x.dtype == torch.bfloat16", "as given"),
     ],
 )
-def test_the_oracle_leaves_out_roundings_beside_which_the_reference_does_not_run_in_float64(
-    tmp_path, product, check, precision
-):
-    """It would be as inexact as PyTorch else, and refuse right kernels for the roundings of both."""
+def test_the_oracle_leaves_out_conversions_that_keep_a_reference_from_float64(tmp_path, product, check, precision):
+    """Otherwise the oracle rounds as PyTorch does, and a right kernel is refused for the sum of both roundings."""
     loaded = reference(tmp_path, ROUNDED.format(product=product, check=check))
     case = loaded.case("default", 0, None, "cpu")
     like = reference_runs.outputs(loaded, case, "cpu")

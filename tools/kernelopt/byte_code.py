@@ -27,7 +27,7 @@ for module in sys.argv[1:]:
 
 
 def kept() -> Path | None:
-    """The folder to read it from (PYTHONPYCACHEPREFIX), where there is one."""
+    """The folder with the kept byte code, for PYTHONPYCACHEPREFIX; None where there is none."""
     try:
         folder = environment.folder() / FOLDER
     except EnvironmentLacks:
@@ -36,8 +36,8 @@ def kept() -> Path | None:
 
 
 def keep(folder: Path, package: str = "torch", modules: tuple[str, ...] = MODULES) -> bool:
-    """Write the byte code of `modules` and all that they import into `folder`, unless `package` has its own, or its own
-    is there already. Was it written?"""
+    """Write the byte code of a package, of `modules` and of all that they import into `folder`. Do nothing where the
+    package has byte code beside it, or current byte code in `folder`. Return whether anything was written."""
     found = importlib.util.find_spec(package)
     if not found or not found.has_location or is_current(found.cached, found.origin):
         return False
@@ -53,8 +53,8 @@ def keep(folder: Path, package: str = "torch", modules: tuple[str, ...] = MODULE
 
 
 def write(folder: Path, package: Path, modules: tuple[str, ...]) -> None:
-    """Write the byte code of a package, on all cores, and then of all else that `modules` import. What a module of the
-    package, written for a newer Python, fails with is dropped."""
+    """Write the byte code of a package, on all cores, and then of all else that `modules` import. Errors are
+    ignored: some modules of torch need a newer Python."""
     variables = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     variables["PYTHONPYCACHEPREFIX"] = str(folder)
     for arguments in (["-m", "compileall", "-q", "-j", "0", str(package)], ["-c", IMPORT_ALL, *modules]):
@@ -71,7 +71,7 @@ def below(folder: Path, source: str | Path) -> str:
 
 
 def is_current(cached: str | None, source: str) -> bool:
-    """Is there byte code, and made from the source as it is now? It begins with four words of four bytes: Python's
+    """Whether `cached` holds byte code of the source as it is now. It begins with four words of four bytes: Python's
     magic number, flags, and the source's time and size (PEP 552); with flags it does not depend on the time."""
     try:
         header = Path(cached or "").read_bytes()[:16]

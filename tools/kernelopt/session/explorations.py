@@ -23,7 +23,7 @@ NEAR_PCT = 90.0  # of the bare operations' sustained rate: where v0 stood there,
 # The figures here, in AFTER_V0, NEAR_AFTER_V0 and SUSTAINED_IN_TRIALS are those of the trials in evals/README.md.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
-SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 19 of 20 trials the faster kernel ended at 84 to 106 %"
+SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 18 of 19 trials the faster kernel ended at 84 to 106 %"
 AFTER_V0 = (
     f"in twelve trials that stood below {NEAR_PCT:.0f} % of the bare operations' rate, or had no such share, what "
     "followed brought under 1 % in five, 1.9 to 8.4 % in seven, for 40 s to three minutes of the GPU"

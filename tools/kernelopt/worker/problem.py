@@ -421,8 +421,9 @@ def call(kernel: Callable, inputs: list):
 
 
 def precisions(unrounded: bool) -> list[tuple[torch.dtype | None, contextlib.AbstractContextManager, str]]:
-    """The oracle's precisions, in turn: (dtype, the mode to run in, name). In float64, conversions of the reference's
-    own are left out first or second: `x.bfloat16() @ weight` does not run beside a weight in float64."""
+    """The oracle's precisions to try, in turn: (dtype, the mode to run in, name). float64 is tried with the reference's
+    own conversions and without them, since `x.bfloat16() @ weight` does not run beside a weight in float64. unrounded:
+    without them first."""
     as_stated = [(dtype, contextlib.nullcontext(), name) for dtype, name in PRECISIONS]
     widened = (torch.float64, roundings.Widened(torch.float64), "fp64")
     return [widened, *as_stated] if unrounded else [as_stated[0], widened, *as_stated[1:]]
