@@ -87,5 +87,5 @@ if [ $code -ne 0 ]; then # one after the other, as far as they can be had
     install "$group" || say "group $group is not complete"
   done
 fi
-[ "$*" = oldest ] || PYTHONPATH=$bundle/tools "$venv/bin/python" -m kernelopt.byte_code || say "torch's byte code is not kept: each command takes some seconds more"
+[ "$*" = oldest ] || PYTHONPATH=$bundle/tools "$venv/bin/python" -m kernelopt.byte_code || true
 echo "$venv/bin/python"

@@ -330,3 +330,34 @@ def test_the_oracle_leaves_out_conversions_that_keep_a_reference_from_float64(tm
     exact = 3 * case.inputs[0].double() @ case.state["weight"].double()
     torch.testing.assert_close(oracle, exact if precision == "fp64" else like[0], rtol=1e-12, atol=1e-12)
     assert name == precision
+
+
+@pytest.mark.parametrize(
+    ("product", "check"),
+    [
+        ("x.bfloat16() @ self.weight, x - x.bfloat16().float()", ""),  # the rest of a rounding
+        ("x.bfloat16() @ self.weight, (1e5 * x).half().isinf()", ""),  # what overflows
+        (  # numbers that are drawn in this dtype
+            "(x * drawn).bfloat16() @ self.weight",
+            "drawn = torch.rand(x.shape, generator=torch.Generator().manual_seed(7), dtype=torch.float32)",
+        ),
+    ],
+)
+def test_a_reference_whose_conversions_decide_its_results_keeps_them(tmp_path, product, check):
+    text = ROUNDED.replace("torch.randn(32, 64, dtype=torch.bfloat16)", "torch.randn(32, 64)")
+    loaded = reference(tmp_path, text.format(product=product, check=check))
+    case = loaded.case("default", 0, None, "cpu")
+    like = reference_runs.outputs(loaded, case, "cpu")
+    outputs, name = problem.oracle_outputs(loaded, case, "cpu", like)
+    assert name == "as given" and all(map(torch.equal, outputs, like))
+
+
+def test_what_a_reference_does_in_place_to_a_converted_input_stays_out_of_the_input(tmp_path):
+    """x.float() of an x in float64 would be x itself."""
+    product = "(x.float().mul_(3).bfloat16() @ self.weight) + x"
+    loaded = reference(tmp_path, ROUNDED.format(product=product, check=""))
+    case = loaded.case("default", 0, None, "cpu")
+    (oracle,), name = problem.oracle_outputs(loaded, case, "cpu", reference_runs.outputs(loaded, case, "cpu"))
+    x = case.inputs[0].double()
+    torch.testing.assert_close(oracle, 3 * x @ case.state["weight"].double() + x, rtol=1e-12, atol=1e-12)
+    assert name == "fp64"

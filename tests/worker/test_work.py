@@ -274,3 +274,23 @@ def test_quantised_outputs_that_must_be_equal_are_told(tmp_path, run_here, decla
     printed = run_here("estimate_work.py", "--reference", file).stdout
     assert ("whole numbers of output 1 must be equal" in printed) == said, printed
     assert run_here("estimate_work.py", "--reference", file, "--json").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("lengths", "differ"), [("torch.randint(8, 65, (16,))", True), ("torch.full((16,), 32)", False)]
+)
+def test_flops_that_drawn_lengths_decide_are_the_mean_of_some_draws(tmp_path, run_here, lengths, differ):
+    text = f"""
+import torch, torch.nn as nn
+class Model(nn.Module):
+    def forward(self, x, w, lengths):
+        return torch.stack([(one[:length] @ w).sum(0) for one, length in zip(x, lengths.tolist())])
+def get_inputs(): return [torch.randn(16, 64, 32), torch.randn(32, 8), {lengths}]
+"""
+    counted, one_row = work.estimate(reference(tmp_path, text), "default", None, "cpu"), 2 * 32 * 8
+    few, many = counted.drawn_flops or (16 * 32 * one_row,) * 2
+    assert bool(counted.drawn_flops) == differ == (few < many) and few % one_row == many % one_row == 0
+    assert few + (many - few) / work.DRAWS <= counted.work.flops <= many - (many - few) / work.DRAWS
+    assert CountedWorkload.from_json(counted.to_json()) == counted
+    printed = run_here("estimate_work.py", "--reference", tmp_path / "reference_file.py").stdout
+    assert ("drawn numbers decide the FLOPs" in printed) == differ, printed

@@ -17,36 +17,50 @@ from . import environment
 from .errors import EnvironmentLacks, say
 
 FOLDER = "byte-code"
-MODULES = ("kernelopt.worker.server", "torch._dynamo", "torch._inductor.compile_fx", "torch.utils.cpp_extension")
+MODULES = (
+    "kernelopt.worker.server",
+    "torch._dynamo",
+    "torch._inductor.compile_fx",
+    "torch.utils.cpp_extension",
+    "triton.experimental.gluon",
+)
 IMPORT_ALL = """
 import contextlib, importlib, sys
 for module in sys.argv[1:]:
-    with contextlib.suppress(ImportError):  # this torch lacks it
+    with contextlib.suppress(Exception):  # this torch lacks it
         importlib.import_module(module)
 """
 
 
 def kept() -> Path | None:
-    """The folder with the kept byte code, for PYTHONPYCACHEPREFIX; None where there is none."""
+    """The folder with the kept byte code, for PYTHONPYCACHEPREFIX; None where torch has its own, or none is current."""
+    found = importlib.util.find_spec("torch")
     try:
         folder = environment.folder() / FOLDER
     except EnvironmentLacks:
         return None
-    return folder if folder.is_dir() else None
+    if not (folder.is_dir() and found and found.has_location) or is_current(found.cached, found.origin):
+        return None
+    return folder if is_current(below(folder, found.origin), found.origin) else None
 
 
 def keep(folder: Path, package: str = "torch", modules: tuple[str, ...] = MODULES) -> bool:
     """Write the byte code of a package, of `modules` and of all that they import into `folder`. Do nothing where the
-    package has byte code beside it, or current byte code in `folder`. Return whether anything was written."""
+    package has byte code beside it, or current byte code in `folder`. Return whether anything was written. OSError
+    where it cannot be written."""
     found = importlib.util.find_spec(package)
     if not found or not found.has_location or is_current(found.cached, found.origin):
         return False
     if is_current(below(folder, found.origin), found.origin):
         return False
-    say(f"setup: {package} has no byte code: keeping it in {folder}, once")
     part = folder.with_name(f"{folder.name}.part")  # so that half of it is never taken for the whole
     shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    say(f"setup: {package} has no byte code: keeping it in {folder}, once")
     write(part, Path(found.origin).parent, modules)
+    if not is_current(below(part, found.origin), found.origin):
+        shutil.rmtree(part, ignore_errors=True)
+        raise OSError(f"no byte code could be written below {folder.parent}")
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     return True
@@ -74,13 +88,17 @@ def is_current(cached: str | None, source: str) -> bool:
     """Whether `cached` holds byte code of the source as it is now. It begins with four words of four bytes: Python's
     magic number, flags, and the source's time and size (PEP 552); with flags it does not depend on the time."""
     try:
-        header = Path(cached or "").read_bytes()[:16]
+        header, now = Path(cached or "").read_bytes()[:16], Path(source).stat()
     except OSError:
         return False
-    flags, seconds = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8))
-    return header[:4] == importlib.util.MAGIC_NUMBER and (bool(flags) or seconds == int(Path(source).stat().st_mtime))
+    flags, *of_source = (int.from_bytes(header[at : at + 4], "little") for at in (4, 8, 12))
+    of_now = [int(now.st_mtime) & 0xFFFFFFFF, now.st_size & 0xFFFFFFFF]
+    return header[:4] == importlib.util.MAGIC_NUMBER and (bool(flags) or of_source == of_now)
 
 
 if __name__ == "__main__":
     if not sys.pycache_prefix:  # the user's own choice
-        keep(environment.folder() / FOLDER)
+        try:
+            keep(environment.folder() / FOLDER)
+        except OSError as error:
+            say(f"setup: torch has no byte code, and none can be kept ({error}): each command takes some seconds more")

@@ -74,18 +74,20 @@ class CountedWorkload:
     """The least work of a workload, and the shapes {inputs, outputs} that it was counted from, each a list of sizes.
     uncounted: what a call moves beside it and was not counted. spared_pct: of its products' FLOPs, what masks and
     symmetric results spare; the work leaves it out. quantised: the positions of outputs in int8 and uint8 that must be
-    equal, as no COMPARE names them."""
+    equal, as no COMPARE names them. drawn_flops: the fewest and most of several draws, where drawn numbers such as
+    lengths decide them; the work then has their mean."""
 
     work: Work
     shapes: dict[str, list[list[int]]]
     uncounted: str | None = None
     spared_pct: float = 0.0
     quantised: tuple[int, ...] = ()
+    drawn_flops: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, counted: dict) -> "CountedWorkload":
-        beside = {name: counted[name] for name in ("shapes", "uncounted", "spared_pct", "quantised") if name in counted}
-        beside["quantised"] = tuple(counted.get("quantised", ()))
+        beside = {name: counted[name] for name in ("shapes", "uncounted", "spared_pct") if name in counted}
+        beside |= {name: tuple(counted.get(name, ())) for name in ("quantised", "drawn_flops")}
         work = {name: value for name, value in counted.items() if name not in beside}
         return cls(Work.from_json({**work, "source": COUNTED}), **beside)
 

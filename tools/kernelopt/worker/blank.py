@@ -80,34 +80,38 @@ def refuse_unknown(function, args: tuple, kwargs: dict, is_blank: Callable[[torc
         raise NotImplementedError(f"{function} writes unknown numbers into a real tensor")
 
 
-def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
+def on_fake(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, seed=0, watch=UNWATCHED):
     """`do(model, inputs)` on fake tensors of the CPU. Raises what the reference raises, and where it needs contents."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     reference = reference.apart("fake")
     with FakeTensorMode(allow_non_fake_inputs=True), watch:
-        model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
+        model, inputs, _ = reference.build(workload, seed, dtype, "cpu")
         with reference.on("cpu"):
             return do(model, inputs)
 
 
-def beside_whole_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
+def beside_whole_numbers(
+    reference: problem.Reference, workload: str, dtype: str | None, do: Callable, seed: int = 0, watch=UNWATCHED
+):
     """`do(model, inputs)` on fake tensors of the CPU, with the contents of what whole numbers alone decide. Raises what
     the reference raises, and where it needs the contents of other numbers."""
-    return _beside_real_ones(reference, workload, dtype, do, watch, real_floats=0)
+    return _beside_real_ones(reference, workload, dtype, do, seed, watch, real_floats=0)
 
 
-def beside_small_numbers(reference: problem.Reference, workload: str, dtype: str | None, do: Callable, watch=UNWATCHED):
+def beside_small_numbers(
+    reference: problem.Reference, workload: str, dtype: str | None, do: Callable, seed: int = 0, watch=UNWATCHED
+):
     """The same, with the contents of new tensors of at most SMALL floats as well."""
-    return _beside_real_ones(reference, workload, dtype, do, watch, real_floats=SMALL)
+    return _beside_real_ones(reference, workload, dtype, do, seed, watch, real_floats=SMALL)
 
 
-def _beside_real_ones(reference, workload, dtype, do, watch, real_floats: int):
+def _beside_real_ones(reference, workload, dtype, do, seed: int, watch, real_floats: int):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     reference = reference.apart("fake")
     with FakeTensorMode(allow_non_fake_inputs=True), RealNumbers(real_floats), watch:
-        model, inputs, _ = reference.build(workload, 0, dtype, "cpu")
+        model, inputs, _ = reference.build(workload, seed, dtype, "cpu")
         with reference.on("cpu"):
             return do(model, inputs)
 
@@ -136,6 +140,12 @@ class RealNumbers(TorchDispatchMode):
         return function(*args, **kwargs)
 
 
+def is_blank(tensor: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
 def written(function, args: tuple, kwargs: dict) -> list[torch.Tensor]:
     """The tensors that an operation writes, by its schema."""
     given = dict(zip((each.name for each in function._schema.arguments), args, strict=False)) | kwargs
@@ -154,16 +164,17 @@ def on_shapes(
     do: Callable,
     decisive: tuple[type[Exception], ...] = (),
     watch: contextlib.AbstractContextManager = UNWATCHED,
+    seed: int = 0,
 ):
     """`do(model, inputs)` on the first blank tensors that it can run on, else on real ones on `device`. decisive:
-    exceptions that are raised at once, since no other tensors help. watch: see on_meta."""
+    exceptions that are raised at once, since no other tensors help. watch: see on_meta. seed: of real numbers."""
     try:
-        return on_shapes_alone(reference, workload, dtype, do, decisive, watch)
+        return on_shapes_alone(reference, workload, dtype, do, decisive, watch, seed)
     except decisive:
         raise
     except Exception:
         with watch:
-            model, inputs, _ = reference.build(workload, 0, dtype, device)
+            model, inputs, _ = reference.build(workload, seed, dtype, device)
             with reference.on(device):
                 return do(model, inputs)
 
@@ -175,16 +186,17 @@ def on_shapes_alone(
     do: Callable,
     decisive: tuple[type[Exception], ...] = (),
     watch: contextlib.AbstractContextManager = UNWATCHED,
+    seed: int = 0,
 ):
     """The same without real ones: raises what the reference raises on the last blank tensors."""
     for on_blank in BLANK[:-1]:
         try:
-            return on_blank(reference, workload, dtype, do, watch=watch)
+            return on_blank(reference, workload, dtype, do, seed=seed, watch=watch)
         except decisive:
             raise
         except Exception:
             continue
-    return BLANK[-1](reference, workload, dtype, do, watch=watch)
+    return BLANK[-1](reference, workload, dtype, do, seed=seed, watch=watch)
 
 
 def itself(value, *_, **__):

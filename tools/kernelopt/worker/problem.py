@@ -23,12 +23,16 @@ from pathlib import Path
 import numpy
 import torch
 
-from . import keyword_sizes, named_devices, roundings, tensor_trees
+from . import accuracy, keyword_sizes, named_devices, roundings, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
 from .repeated_draws import RepeatedDraws, WatchedBuild
 from .state import held, saved
 
+# Of |element| + scale: how far results without the reference's own conversions may be from its results. A task whose
+# conversions matter, such as a remainder of a rounding, is farther.
+NEAR = 0.064
+FEW = 0.02  # of whole numbers and flags: the share that a rounding may decide, as it does an argmax
 PRECISIONS = ((torch.float64, "fp64"), (torch.float32, "fp32"), (None, "as given"))  # of the oracle, in turn
 STATE = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_modules"}  # of a module's attributes
 PLAIN = (bool, int, float, complex, str, type(None), torch.dtype)
@@ -420,13 +424,21 @@ def call(kernel: Callable, inputs: list):
         return kernel(*inputs)
 
 
-def precisions(unrounded: bool) -> list[tuple[torch.dtype | None, contextlib.AbstractContextManager, str]]:
+def precisions(unrounded: bool) -> list[tuple[torch.dtype | None, roundings.Widened | None, str]]:
     """The oracle's precisions to try, in turn: (dtype, the mode to run in, name). float64 is tried with the reference's
     own conversions and without them, since `x.bfloat16() @ weight` does not run beside a weight in float64. unrounded:
     without them first."""
-    as_stated = [(dtype, contextlib.nullcontext(), name) for dtype, name in PRECISIONS]
+    as_stated = [(dtype, None, name) for dtype, name in PRECISIONS]
     widened = (torch.float64, roundings.Widened(torch.float64), "fp64")
     return [widened, *as_stated] if unrounded else [as_stated[0], widened, *as_stated[1:]]
+
+
+def is_near(wide: torch.Tensor, own: torch.Tensor) -> bool:
+    """Does a result without the reference's own conversions differ from its own result by roundings alone?"""
+    if not (own.is_floating_point() or own.is_complex()):
+        return float((wide.to(own.dtype) != own).double().mean()) <= FEW if own.numel() else True
+    found = accuracy.deviation(accuracy.flat(own), accuracy.flat(wide), NEAR, accuracy.scale_of(wide))
+    return not (found.mismatches or found.nonfinite)
 
 
 def oracle_outputs(
@@ -434,15 +446,16 @@ def oracle_outputs(
 ) -> tuple[list[torch.Tensor], str]:
     """The reference's outputs in the highest precision in which they have the shapes of `like`, and that precision's
     name. Inputs that it declares to change come last, with their contents after the call. unrounded: its own
-    conversions to a floating dtype of fewer bits are left out, if it runs without them."""
+    conversions to a floating dtype of fewer bits are left out, if it runs without them and its results stay near."""
     for dtype, mode, name in precisions(unrounded):
         try:
             model = reference.model(case, device, dtype)
             inputs = [tensor_trees.cast(value, dtype) if dtype else value for value in case.placed_inputs(device)]
-            with mode:
+            with mode or contextlib.nullcontext():
                 returned = tensor_trees.tensors(reference.call(model, inputs, device))
             outputs = returned + reference.mutated(inputs)
-            if dtype is None or [one.shape for one in outputs] == [one.shape for one in like]:
+            alike = dtype is None or [one.shape for one in outputs] == [one.shape for one in like]
+            if alike and (mode is None or all(map(is_near, outputs, like))):
                 return outputs, name
         except Exception:  # an operation without float64, memory, a reference that asserts its dtype
             if dtype is None:

@@ -64,7 +64,7 @@ class Widened(TorchFunctionMode):
 
     def __torch_function__(self, function, types, arguments=(), keywords=None):
         if plain_name(function) in CONVERSIONS:
-            return arguments[0].to(self._wide)
+            return arguments[0].to(self._wide, copy=True)  # what is done to it in place stays out of the argument
         if plain_name(function) == "view":  # of the same bits as another dtype
             return function(*arguments, **(keywords or {}))
         arguments = [self._widened(one) for one in arguments]
