@@ -23,8 +23,8 @@ SAME_PCT = 1.0  # FLOPs of draws that differ by less are called equal
 
 @dataclass(frozen=True)
 class Count:
-    """What one run of a reference counts. bytes_held: of its inputs and parameters, read or not. drawn: it looked at
-    whole numbers among its inputs, which may decide what it computes."""
+    """What one run of a reference counts. bytes_held: of its inputs and parameters, read or not. drawn: it ran
+    on shapes beside real whole numbers, which may decide what it computes. (A run on real tensors alone takes long.)"""
 
     counted: CountedWorkload
     bytes_held: int
@@ -119,7 +119,8 @@ def _count(
         spared_pct=100 * spared / products if spared else 0.0,
         quantised=tuple(at for at, tensor in enumerate(outputs) if tensor.dtype in (torch.int8, torch.uint8)),
     )
-    return Count(workload, least_bytes(incoming), any(map(is_known_number, arguments)))
+    drawn = any(map(is_known_number, arguments)) and any(map(blank.is_blank, arguments))
+    return Count(workload, least_bytes(incoming), drawn)
 
 
 def is_known_number(tensor: torch.Tensor) -> bool:
