@@ -119,7 +119,9 @@ def test_a_reference_that_loops_over_offsets_needs_no_contents_of_other_numbers(
     loops = reference(tmp_path / "loops.py", OFFSETS)
     counted = work.estimate(loops, "default", None, "cpu")
     rows = counted.shapes["inputs"][0][0]
-    assert counted.work.flops == 2 * rows << 40 and 8 <= rows <= 32
+    few, many = (flops / (2 << 40) for flops in counted.drawn_flops)  # rows of some draws, of which one has the shapes
+    assert few.is_integer() and many.is_integer() and 8 <= few <= rows <= many <= 32
+    assert few < counted.work.flops / (2 << 40) < many
 
 
 BY_SHARES = OFFSETS.replace("torch.randint(1, 5, (8,))", "torch.bincount(torch.rand(20, 8).argmax(1), minlength=8)")
