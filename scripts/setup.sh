@@ -87,5 +87,6 @@ if [ $code -ne 0 ]; then # one after the other, as far as they can be had
     install "$group" || say "group $group is not complete"
   done
 fi
+# Where torch lies without byte code, each command would compile it anew. It says itself why none can be kept.
 [ "$*" = oldest ] || PYTHONPATH=$bundle/tools "$venv/bin/python" -m kernelopt.byte_code || true
 echo "$venv/bin/python"

@@ -79,8 +79,10 @@ def line(name: str, counted: CountedWorkload) -> str:
         text += f"; {share}, which Winograd's form does with fewer: gpu-wiki/docs/optimization/winograd.md"
     if counted.drawn_flops and work.source == COUNTED:
         few, many = counted.drawn_flops
-        text += f"; drawn numbers decide the FLOPs, {few} to {many} in some draws: this is their mean, and shares by it"
-        text += " are as inexact"
+        text += (
+            f"; drawn numbers decide the FLOPs: some draws have {few} to {many}, and this is their mean, so shares of"
+        )
+        text += " a rate are approximate"
     if counted.quantised:
         named = ", ".join(map(str, counted.quantised))
         text += f"; whole numbers of output {named} must be equal: COMPARE declares roundings that may fall either way"

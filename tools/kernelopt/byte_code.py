@@ -49,9 +49,9 @@ def keep(folder: Path, package: str = "torch", modules: tuple[str, ...] = MODULE
     package has byte code beside it, or current byte code in `folder`. Return whether anything was written. OSError
     where it cannot be written."""
     found = importlib.util.find_spec(package)
-    if not found or not found.has_location or is_current(found.cached, found.origin):
+    if not (found and found.has_location):
         return False
-    if is_current(below(folder, found.origin), found.origin):
+    if any(is_current(cached, found.origin) for cached in (found.cached, below(folder, found.origin))):
         return False
     part = folder.with_name(f"{folder.name}.part")  # so that half of it is never taken for the whole
     shutil.rmtree(part, ignore_errors=True)

@@ -24,7 +24,8 @@ SAME_PCT = 1.0  # FLOPs of draws that differ by less are called equal
 @dataclass(frozen=True)
 class Count:
     """What one run of a reference counts. bytes_held: of its inputs and parameters, read or not. drawn: it ran
-    on shapes beside real whole numbers, which may decide what it computes. (A run on real tensors alone takes long.)"""
+    on shapes beside real whole numbers, which may decide what it computes. False for a run on real tensors alone, which
+    takes too long to be repeated."""
 
     counted: CountedWorkload
     bytes_held: int
