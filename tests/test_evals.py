@@ -320,6 +320,8 @@ TRIALS = {
     "block_sparse_linear": {"tokens": 5, "width": 512, "hidden": 384},
     "gated_mlp_gradient": {"tokens": 5, "width": 24, "hidden": 16},
     "mla_verify": {"requests": 3, "drafts": 2, "heads": 2, "longest": 9},
+    "experts_fp8": {"rows": 9, "experts": 4, "width": 200, "columns": 136},
+    "window_gradient": {"heads": 4, "key_heads": 2, "tokens": 2500, "width": 4},
 }
 
 
@@ -334,7 +336,7 @@ PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
     *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
     *("gated_output", "bias_attention", "norm_conv", "int4_prefill", "block_sparse_linear", "gated_mlp_gradient"),
-    "mla_verify",
+    *("mla_verify", "experts_fp8"),
 ]
 
 
@@ -370,6 +372,17 @@ def test_the_ratios_of_mla_verify_to_its_opponent_are_what_each_run_printed():
         f"| {own:.2f}x torch.compile of a padded form | {others:.2f}x the same, by its own clock, from two runs |"
         in readme
     )
+
+
+def test_the_ratio_of_window_gradient_comes_of_what_two_runs_printed():
+    folder, readme = EVALS / "trials/window_gradient", (EVALS / "README.md").read_text()
+    (first,) = re.findall(r" against without.py: (\S+)x \(", (folder / "compared.txt").read_text())
+    printed = (folder / "printed.txt").read_text()
+    (step,) = re.findall(r"^window\[HELP=0\]\* +OK +\S+ +\S+ +(\S+)x ", printed, re.MULTILINE)
+    (halves,) = re.findall(r" against without.py: (\S+)x \(", printed)
+    assert f"| {float(first) * float(step):.2f}x, by two ratios |" in readme
+    assert f"v0's {first}x (0.972 to 0.973) in turn, times\n{step}x of the final" in readme
+    assert f"{halves}x of the other's kernel" in readme
 
 
 def test_a_ratio_that_was_printed_the_other_way_round_is_turned():
@@ -537,6 +550,21 @@ def test_the_latest_problems_compute_what_they_say():
             keys = cache[request, : length - 1 + draft]
             weights = torch.softmax((q[request, draft] @ keys.T).float() * 192**-0.5, -1).double()
             assert torch.allclose(out[request, draft], weights @ keys[:, :512])
+    y, (_, x, offsets, weight, scale_x, scale_w) = built("experts_fp8", {TRIALS["experts_fp8"]!r}, None)
+    for row in range(len(x)):
+        expert = int((offsets[1:] <= row).sum())
+        each = scale_w[expert].double().kron(torch.ones(128, 128))[:136, :200]
+        wanted = (weight[expert].double() * each) @ (x[row].double() * scale_x[row].repeat_interleave(128)[:200])
+        assert torch.allclose(y[row].double(), wanted, rtol=0.01, atol=0.01)
+    gradients, (_, q, k, v, out, lse, dout) = built("window_gradient", {TRIALS["window_gradient"]!r})
+    q, k, v = (one.clone().requires_grad_() for one in (q, k, v))
+    apart = torch.arange(2500)[:, None] - torch.arange(2500)
+    scores = torch.einsum("hid,hjd->hij", q, k.repeat_interleave(2, 0)) / 2
+    scores = torch.where((apart >= 0) & (apart < 2048), scores, -torch.inf)
+    y = scores.softmax(-1) @ v.repeat_interleave(2, 0)
+    assert torch.allclose(y, out, atol=0.02) and torch.allclose(scores.logsumexp(-1), lse, atol=0.01)
+    for own, wanted in zip(gradients, torch.autograd.grad(y, (q, k, v), dout), strict=True):
+        assert float((own - wanted).std() / wanted.std()) < 0.01
     y, (_, a, b, gate) = built("triangle_product", {TRIALS["triangle_product"]!r})
     assert torch.allclose(y, torch.einsum("ikc,jkc->ijc", a, b) * gate.sigmoid())
     """)

@@ -276,6 +276,7 @@ def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version
     assert explorations.next_run(one, version, accepted, gained) == said
 
 
+AT = "v0 is at {} % of the bare operations' sustained rate: "
 REPORT_NOW = f"where GPU time counts, report now, at any share of the floor: {explorations.AFTER_V0}"
 
 
@@ -283,9 +284,11 @@ REPORT_NOW = f"where GPU time counts, report now, at any share of the floor: {ex
     ("sustained_pct", "said"),
     [
         (None, REPORT_NOW),
+        (69.9, AT.format(69.9) + f"another run may pay; {explorations.FAR_AFTER_V0}"),
+        (70.0, REPORT_NOW),
         (89.9, REPORT_NOW),
-        (90.0, f"v0 is at 90.0 % of the bare operations' sustained rate: finish; {explorations.NEAR_AFTER_V0}"),
-        (100.0, f"v0 is at 100.0 % of the bare operations' sustained rate: finish; {explorations.NEAR_AFTER_V0}"),
+        (90.0, AT.format(90.0) + f"finish; {explorations.NEAR_AFTER_V0}"),
+        (100.0, AT.format(100.0) + f"finish; {explorations.NEAR_AFTER_V0}"),
         (117.0, REPORT_NOW),  # more was counted than is needed
     ],
 )
@@ -311,9 +314,16 @@ def test_the_figures_after_v0_are_those_of_the_trials():
     """Each stands in the table of the trials, which says where it comes from, and in the page on exploring."""
     for page in ("evals/README.md", "docs/exploring.md"):
         text = " ".join((BUNDLE / page).read_text().split())
-        for figures in ("under 1 % in five, 1.9", "8.4 %", "in seven, for 40 to 181 s", "for 46 to 93 s"):
+        for figures in (
+            "under 1 % in five, 2.1",
+            "8.4 %",
+            "in six, for 40 to 181 s",
+            "for 46 to 93 s",
+            "for 40 to 131 s",
+        ):
             assert figures in text, (page, figures)
-    assert "under 1 % in five, 1.9 to 8.4 % in seven, for 40 s to three minutes" in explorations.AFTER_V0
+    assert "under 1 % in five, 2.1 to 8.4 % in six, for 40 s to three minutes" in explorations.AFTER_V0
+    assert "1.9, 6.9 and 18 % for 40 to 131 s" in explorations.FAR_AFTER_V0
     assert "0 to 1.2 % for 46 to 93 s" in explorations.NEAR_AFTER_V0
 
 
