@@ -9,6 +9,7 @@
 * Tiles are dealt out in turn; the last ones are cut along k (stream-K), so that all clusters end at the same time. Each
   block computes that plan from the offsets. A cluster that begins inside of a tile leaves its sums in a workspace; the
   one that began the tile, which comes to it last, adds them in a fixed order: results do not change from run to run.
+evals/trials/experts_fp8 states the problem.
 """
 
 import functools

@@ -7,8 +7,10 @@ keys each take five products a tile. S^T and dP^T have keys as rows, so that P^T
 operands of dv and dk. dS^T also goes through shared memory, as both warpgroups need all of it for dq, which is summed in
 fp32 in global memory in the order of the accumulators' registers, so that its last bits differ from run to run. Where a
 block of keys is split, the last of its pieces adds the sums of dk and dv of the others.
+F16 sums it in fp16 instead, which overflows where gradients are large.
 -sum(dout * out) of each row, zeros for the sums of dq, and their rounding are made by `front` for the first query heads,
-by `back` for the last ones, and by free warps of `backward`, under the products, for all others.
+by `back` for the last ones, and by free warps of `backward`, under the products, for all others. With HELP = 0, which was
+the fastest, `front` and `back` do all of it. evals/trials/window_gradient states the problem.
 """
 
 import functools

@@ -181,7 +181,11 @@ def gpu_cases() -> dict:
     scales = torch.stack([torch.full((2, 256), 0.1), torch.zeros(2, 256)], -1).cuda().bfloat16()
     q, k, v = (torch.randn(2, 4, 64, 64, device="cuda").bfloat16() for _ in range(3))
     above = torch.ones(64, 64, dtype=torch.bool, device="cuda").triu(1)
-    scores = (q.double() @ k.double().transpose(2, 3) / 8).masked_fill(above, float("-inf"))
+    leaves = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    scores = (leaves[0] @ leaves[1].transpose(2, 3) / 8).masked_fill(above, float("-inf"))
+    out, dout = scores.softmax(-1) @ leaves[2], torch.randn(2, 4, 64, 64, device="cuda").bfloat16()
+    saved = (q, k, v, out.detach().bfloat16(), scores.detach().logsumexp(-1).float(), dout)
+    gradients = torch.stack(torch.autograd.grad(out, leaves, dout.double()))
     return {
         "dense-products/fp8_matmul_torch": ((x8, w8, one, one), product),
         "dense-products/fp8_block_matmul_torch": ((x_long, w_long, *blocks), scaled_x @ scaled_w.t()),
@@ -189,8 +193,10 @@ def gpu_cases() -> dict:
             (x.bfloat16(), packed, scales),
             x.double() @ ((whole - 8) * 0.1).double().t(),
         ),
-        "attention/attention_cudnn": ((q, k, v), scores.softmax(-1) @ v.double()),
-        "attention/attention_flash": ((q, k, v), scores.softmax(-1) @ v.double()),
+        "attention/attention_cudnn": ((q, k, v), out.detach()),
+        "attention/attention_flash": ((q, k, v), out.detach()),
+        "attention/attention_backward_alone_cudnn": (saved, gradients),
+        "attention/attention_backward_alone_flash": (saved, gradients),
     }
 
 
@@ -201,7 +207,8 @@ def test_the_baselines_of_torch_that_need_a_gpu_compute_what_they_say():
     needed = {name(baseline): baseline for baseline in BASELINES if baseline.needs_gpu and not baseline.package}
     assert set(known) == set(needed)
     for key, (arguments, expected) in known.items():
-        result = loaded(needed[key]).kernel_function(*arguments).double()
+        result = loaded(needed[key]).kernel_function(*arguments)
+        result = torch.stack(result).double() if isinstance(result, tuple) else result.double()
         off = (result - expected).square().mean().sqrt() / expected.square().mean().sqrt()
         assert off < 0.02, f"{key}: the error's rms is {off:.3f} of the result's"
 
