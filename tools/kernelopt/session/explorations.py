@@ -19,7 +19,7 @@ LIKE_A_NAME = re.compile(r"[\w.+-]*(?:\[[^\]\n]*\])?")
 BEST = "best"  # an opponent's name: the best version, as "best (v3)"
 LITTLE = 1.02  # over the best version: an exploration below it brought little
 WORTH_A_RUN = 1.05  # over the best version: where an exploration brought more, another one may be worth its GPU time
-# Of the bare operations' sustained rate: where v0 stood at the first or above, little followed; below the second, much.
+# Of the bare operations' sustained rate. At NEAR_PCT or above, little followed v0; below FAR_PCT, 1.9 to 18 %.
 NEAR_PCT, FAR_PCT = 90.0, 70.0
 # The figures here, in …AFTER_V0 and SUSTAINED_IN_TRIALS are those of the trials in evals/README.md.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
@@ -175,9 +175,9 @@ def next_run(
     sustained_pct: float | None = None,
 ) -> str | None:
     """What to do after an exploration whose leader was to become this version; None where another one may be worth its
-    GPU time. gained: the version's speed-up over the best by the gate, where it told one. sustained_pct: its share of
-    the rate that the bare operations sustain; None where it is unknown, for other bounds, and where fewer of them may
-    do the work."""
+    GPU time, and no figures say how much. gained: the version's speed-up over the best by the gate, where it told one.
+    sustained_pct: its share of the rate that the bare operations sustain; None where it is unknown, for other bounds,
+    and where fewer of them may do the work."""
     if version == "v0":
         return after_v0(sustained_pct) if accepted else None
     speedup = (accepted and gained) or exploration.speedup_over_best
