@@ -293,9 +293,32 @@ REPORT_NOW = f"where GPU time counts, report now, at any share of the floor: {ex
     ],
 )
 def test_after_v0_little_is_left_near_the_rate_that_the_bare_operations_sustain(sustained_pct, said):
-    one = SimpleNamespace(name="e1", against="eager", speedup_over_best=None, was_stopped=False)
+    one = exploration_of(["OK", "WRONG_VALUES"])
     assert explorations.next_run(one, "v0", True, None, sustained_pct) == said
     assert explorations.next_run(one, "v0", False, None, sustained_pct) is None
+
+
+def exploration_of(statuses: list[str]) -> explorations.Exploration:
+    """Candidates that ended so, and an opponent that failed."""
+    rows = [SimpleNamespace(is_opponent=False, status=status) for status in statuses]
+    rows.append(SimpleNamespace(is_opponent=True, status="RUNTIME_ERROR"))
+    known = {"timestamp": "", "device": "", "workload": "default", "wall_s": 1.0, "was_stopped": False}
+    return explorations.Exploration(name="e1", against="eager", rows=rows, **known)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "sustained_pct", "said"),
+    [
+        (["OK", "WRONG_VALUES", "COMPILE_ERROR"], 80.0, f"2 of 3 candidates were wrong: {explorations.WRONG_AFTER_V0}"),
+        (["OK", "WRONG_VALUES", "NONFINITE"], None, f"2 of 3 candidates were wrong: {explorations.WRONG_AFTER_V0}"),
+        (["OK", "WRONG_VALUES", "NONFINITE"], 60.0, f"2 of 3 candidates were wrong: {explorations.WRONG_AFTER_V0}"),
+        (["OK", "WRONG_VALUES", "NONFINITE"], 95.0, AT.format("95.0") + f"finish; {explorations.NEAR_AFTER_V0}"),
+        (["OK", "OK", "WRONG_VALUES", "WRONG_VALUES"], 80.0, REPORT_NOW),
+        (["OK", "TIMEOUT", "TIMEOUT"], 80.0, REPORT_NOW),  # the budget may have been over
+    ],
+)
+def test_after_v0_another_run_may_pay_where_most_candidates_were_wrong(statuses, sustained_pct, said):
+    assert explorations.next_run(exploration_of(statuses), "v0", True, None, sustained_pct) == said
 
 
 @pytest.mark.parametrize(("windowed_pct", "said"), [(0.0, "finish"), (100.0, "report now"), (None, "report now")])
@@ -304,7 +327,7 @@ def test_near_that_rate_a_convolution_may_still_be_done_with_fewer_products(wind
     measured = SimpleNamespace(verdict=SimpleNamespace(status=Status.OK), comparisons=None)
     verdict = SimpleNamespace(decision=SimpleNamespace(accepted=True), measurement=measured, sustained_pct=95.0)
     work = None if windowed_pct is None else {"default": SimpleNamespace(windowed_pct=windowed_pct)}
-    monkeypatch.setattr(explorations, "of_result", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(explorations, "of_result", lambda *_: exploration_of(["OK"]))
     tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
     line = tool["next_run"]({"workload": "default"}, Path("e1.json"), "v0", verdict, SimpleNamespace(work=work))
     assert said in line

@@ -32,6 +32,7 @@ AFTER_V0 = (
 NEAR_AFTER_V0 = (
     f"in four trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 % for 46 to 93 s of the GPU"
 )
+WRONG_AFTER_V0 = "mend what they share; another run may pay: in one trial it brought 10.6 % for 85 s of the GPU"
 FAR_AFTER_V0 = (
     f"in three trials that stood below {FAR_PCT:.0f} %, what followed brought 1.9, 6.9 and 18 % for 40 to 131 s of the "
     "GPU"
@@ -145,6 +146,11 @@ class Exploration:
         """The rows that are no opponents."""
         return [row for row in self.rows if not row.is_opponent]
 
+    @property
+    def wrong(self) -> list[ExploredKernel]:
+        """The candidates that failed. Those without an answer are left out: the time may have been over."""
+        return [row for row in self.candidates if row.status not in (Status.OK, Status.TIMEOUT)]
+
 
 def of_result(result: dict, name: str) -> Exploration:
     """The exploration that explore_kernels.py prints as `result`, under its name, "e1"."""
@@ -179,7 +185,7 @@ def next_run(
     sustained_pct: its share of the rate that the bare operations sustain; None where it is unknown, for other bounds,
     and where fewer of them may do the work."""
     if version == "v0":
-        return after_v0(sustained_pct) if accepted else None
+        return after_v0(exploration, sustained_pct) if accepted else None
     speedup = (accepted and gained) or exploration.speedup_over_best
     if speedup is None or speedup >= WORTH_A_RUN or exploration.was_stopped:
         return None
@@ -189,12 +195,17 @@ def next_run(
     return f"{brought} over {exploration.against}: {FINISH if speedup < LITTLE else f'{COUNTS}, report now'}"
 
 
-def after_v0(sustained_pct: float | None) -> str:
-    """What to do after an accepted v0. A share above 100 says that not all the work that was counted is needed."""
-    if sustained_pct is None or FAR_PCT <= sustained_pct < NEAR_PCT or sustained_pct > 100:
-        return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}"
-    advice = f"finish; {NEAR_AFTER_V0}" if sustained_pct >= NEAR_PCT else f"another run may pay; {FAR_AFTER_V0}"
-    return f"v0 is at {sustained_pct:.1f} % of the bare operations' sustained rate: {advice}"
+def after_v0(exploration: Exploration, sustained_pct: float | None) -> str:
+    """What to do after an accepted v0. A share above 100 says that not all the work that was counted is needed. Where
+    most candidates were wrong, v0 was chosen among few."""
+    share = "" if sustained_pct is None else f"v0 is at {sustained_pct:.1f} % of the bare operations' sustained rate"
+    if sustained_pct is not None and NEAR_PCT <= sustained_pct <= 100:
+        return f"{share}: finish; {NEAR_AFTER_V0}"
+    if 2 * len(exploration.wrong) > len(exploration.candidates):
+        return f"{len(exploration.wrong)} of {len(exploration.candidates)} candidates were wrong: {WRONG_AFTER_V0}"
+    if sustained_pct is not None and sustained_pct < FAR_PCT:
+        return f"{share}: another run may pay; {FAR_AFTER_V0}"
+    return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}"
 
 
 def folder_of(workspace: Workspace) -> Path:
