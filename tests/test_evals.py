@@ -322,6 +322,8 @@ TRIALS = {
     "mla_verify": {"requests": 3, "drafts": 2, "heads": 2, "longest": 9},
     "experts_fp8": {"rows": 9, "experts": 4, "width": 200, "columns": 136},
     "window_gradient": {"heads": 4, "key_heads": 2, "tokens": 2500, "width": 4},
+    "fp8_attention": {"heads": 2, "tokens": 5, "width": 16},
+    "sparse_linear": {"tokens": 5, "width": 16, "columns": 6},
 }
 
 
@@ -556,6 +558,20 @@ def test_the_latest_problems_compute_what_they_say():
         each = scale_w[expert].double().kron(torch.ones(128, 128))[:136, :200]
         wanted = (weight[expert].double() * each) @ (x[row].double() * scale_x[row].repeat_interleave(128)[:200])
         assert torch.allclose(y[row].double(), wanted, rtol=0.01, atol=0.01)
+    y, (_, *tensors) = built("fp8_attention", {TRIALS["fp8_attention"]!r}, None)
+    q, k, v = (x.double() * scale.double()[:, None, None] for x, scale in zip(tensors[:3], tensors[3:], strict=True))
+    wanted = torch.einsum("hij,hjd->hid", (torch.einsum("hid,hjd->hij", q, k) / 4).softmax(-1), v)
+    assert torch.allclose(y.double(), wanted, rtol=0.01, atol=0.01)
+    y, (_, x, values, places, bias) = built("sparse_linear", {TRIALS["sparse_linear"]!r}, None)
+    weight = torch.zeros(6, 16, dtype=torch.float64)
+    for column in range(6):
+        for four in range(4):
+            bits = int(places[column, four // 2]) >> 4 * (four % 2) & 15
+            for nth, at in enumerate((bits & 3, bits >> 2)):
+                weight[column, 4 * four + at] = values[column, 2 * four + nth].double()
+    assert ((weight != 0).view(6, 4, 4).sum(-1) == 2).all()
+    wanted = torch.nn.functional.silu(x.double() @ weight.T + bias.double())
+    assert torch.allclose(y.double(), wanted, rtol=0.01, atol=0.01)
     gradients, (_, q, k, v, out, lse, dout) = built("window_gradient", {TRIALS["window_gradient"]!r})
     q, k, v = (one.clone().requires_grad_() for one in (q, k, v))
     apart = torch.arange(2500)[:, None] - torch.arange(2500)

@@ -26,16 +26,16 @@ FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 
 COUNTS = "where GPU time counts"
 SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 18 of 21 trials the faster kernel ended at 84 to 106 %"
 AFTER_V0 = (
-    f"in eleven trials that stood at {FAR_PCT:.0f} to {NEAR_PCT:.0f} % of the bare operations' rate, or had no such "
-    "share, what followed brought under 1 % in five, 2.1 to 8.4 % in six, for 40 s to three minutes of the GPU"
+    f"in twelve trials that stood at {FAR_PCT:.0f} to {NEAR_PCT:.0f} % of the bare operations' rate, or had no such "
+    "share, what followed brought under 1 % in five, 2.1 to 10.6 % in seven, for 40 s to three minutes of the GPU"
 )
 NEAR_AFTER_V0 = (
     f"in four trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 % for 46 to 93 s of the GPU"
 )
-WRONG_AFTER_V0 = "mend what they share; another run may pay: in one trial it brought 10.6 % for 85 s of the GPU"
+WRONG_AFTER_V0 = "mend what they share; another run may pay: in one trial it brought 10.6 % for 84 s of the GPU"
 FAR_AFTER_V0 = (
-    f"in three trials that stood below {FAR_PCT:.0f} %, what followed brought 1.9, 6.9 and 18 % for 40 to 131 s of the "
-    "GPU"
+    f"in four trials that stood below {FAR_PCT:.0f} %, what followed brought 1.9, 2.5, 6.9 and 18 % for 40 to 131 s of "
+    "the GPU"
 )
 
 
