@@ -27,15 +27,15 @@ COUNTS = "where GPU time counts"
 SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 18 of 21 trials the faster kernel ended at 84 to 106 %"
 AFTER_V0 = (
     f"in twelve trials that stood at {FAR_PCT:.0f} to {NEAR_PCT:.0f} % of the bare operations' rate, or had no such "
-    "share, what followed brought under 1 % in five, 2.1 to 10.6 % in seven, for 40 s to three minutes of the GPU"
+    "share, what followed brought under 1 % in five, 2.1 to 8.4 % in seven, for 40 s to three minutes of the GPU"
 )
 NEAR_AFTER_V0 = (
     f"in four trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 % for 46 to 93 s of the GPU"
 )
-WRONG_AFTER_V0 = "mend what they share; another run may pay: in one trial it brought 10.6 % for 84 s of the GPU"
+FAILED_AFTER_V0 = "mend what they share; another run may pay: in one trial it brought 10.6 % for 84 s of the GPU"
 FAR_AFTER_V0 = (
-    f"in four trials that stood below {FAR_PCT:.0f} %, what followed brought 1.9, 2.5, 6.9 and 18 % for 40 to 131 s of "
-    "the GPU"
+    f"in three trials that stood below {FAR_PCT:.0f} %, what followed brought 1.9, 6.9 and 18 % for 40 to 131 s of the "
+    "GPU"
 )
 
 
@@ -147,8 +147,8 @@ class Exploration:
         return [row for row in self.rows if not row.is_opponent]
 
     @property
-    def wrong(self) -> list[ExploredKernel]:
-        """The candidates that failed. Those without an answer are left out: the time may have been over."""
+    def failed(self) -> list[ExploredKernel]:
+        """The candidates that are not right. Those without an answer are left out: the time may have been over."""
         return [row for row in self.candidates if row.status not in (Status.OK, Status.TIMEOUT)]
 
 
@@ -197,15 +197,15 @@ def next_run(
 
 def after_v0(exploration: Exploration, sustained_pct: float | None) -> str:
     """What to do after an accepted v0. A share above 100 says that not all the work that was counted is needed. Where
-    most candidates were wrong, v0 was chosen among few."""
-    share = "" if sustained_pct is None else f"v0 is at {sustained_pct:.1f} % of the bare operations' sustained rate"
-    if sustained_pct is not None and NEAR_PCT <= sustained_pct <= 100:
-        return f"{share}: finish; {NEAR_AFTER_V0}"
-    if 2 * len(exploration.wrong) > len(exploration.candidates):
-        return f"{len(exploration.wrong)} of {len(exploration.candidates)} candidates were wrong: {WRONG_AFTER_V0}"
-    if sustained_pct is not None and sustained_pct < FAR_PCT:
-        return f"{share}: another run may pay; {FAR_AFTER_V0}"
-    return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}"
+    most candidates failed, v0 was chosen among few."""
+    failed, tried = len(exploration.failed), len(exploration.candidates)
+    near = sustained_pct is not None and NEAR_PCT <= sustained_pct <= 100
+    if 2 * failed > tried and not near:
+        return f"{failed} of {tried} candidates failed: {FAILED_AFTER_V0}"
+    if sustained_pct is None or FAR_PCT <= sustained_pct < NEAR_PCT or sustained_pct > 100:
+        return f"{COUNTS}, report now, at any share of the floor: {AFTER_V0}"
+    advice = f"finish; {NEAR_AFTER_V0}" if near else f"another run may pay; {FAR_AFTER_V0}"
+    return f"v0 is at {sustained_pct:.1f} % of the bare operations' sustained rate: {advice}"
 
 
 def folder_of(workspace: Workspace) -> Path:
