@@ -263,16 +263,7 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
 def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version, us, gained, accepted, said):
     against = "best (v0)" if us else "eager"
     rows = [SimpleNamespace(is_opponent=False, is_right=True, speedup=100.0 / (us or 50.0))]
-    one = explorations.Exploration(
-        name="e1",
-        timestamp="",
-        device="",
-        workload="default",
-        against=against,
-        wall_s=1.0,
-        was_stopped=False,
-        rows=rows,
-    )
+    one = exploration(rows, against)
     assert explorations.next_run(one, version, accepted, gained) == said
 
 
@@ -301,9 +292,12 @@ def test_after_v0_little_is_left_near_the_rate_that_the_bare_operations_sustain(
 def exploration_of(statuses: list[str]) -> explorations.Exploration:
     """Candidates that ended so, and an opponent that failed."""
     rows = [SimpleNamespace(is_opponent=False, status=status) for status in statuses]
-    rows.append(SimpleNamespace(is_opponent=True, status="RUNTIME_ERROR"))
+    return exploration([*rows, SimpleNamespace(is_opponent=True, status="RUNTIME_ERROR")], "eager")
+
+
+def exploration(rows: list, against: str) -> explorations.Exploration:
     known = {"timestamp": "", "device": "", "workload": "default", "wall_s": 1.0, "was_stopped": False}
-    return explorations.Exploration(name="e1", against="eager", rows=rows, **known)
+    return explorations.Exploration(name="e1", against=against, rows=rows, **known)
 
 
 @pytest.mark.parametrize(
