@@ -7,7 +7,7 @@ import pytest
 from kernelopt.case_types import Variant
 from kernelopt.measure import failures, verdict
 from kernelopt.statuses import Status
-from kernelopt.worker import keyword_sizes, problem, variants
+from kernelopt.worker import case_maker, keyword_sizes, preparing, problem, variants
 from kernelopt.worker.drawn_values import OtherDraws
 from written_tasks import judge
 
@@ -563,3 +563,58 @@ def test_a_verdict_names_whole_numbers_that_were_never_others():
     said = "'shift' is always 3, 'zero' is always 0: draw other whole numbers in get_inputs where they are possible"
     assert found.summary == f"OK; {said}"
     assert verdict.with_task(replace(right, status=Status.OOM), {}, [], {"shift": 3}).summary == "OK"
+
+
+LARGEST = """
+class Model(nn.Module):
+    def forward(self, x): return x.amax(1)
+def get_inputs(*, rows=512, columns=1536): return [torch.randn(rows, columns)]
+"""
+OF_WHOLE_TILES = """
+def kernel_function(x):
+    if x.shape[0] % 128 or x.shape[1] % 128:
+        raise ValueError("no whole tiles")
+    return FIRST.amax(1)
+"""
+
+
+def test_a_kernel_that_declines_small_sizes_gets_other_values_at_halved_ones(judged):
+    right = judged(LARGEST, OF_WHOLE_TILES.replace("FIRST", "x"))
+    assert right["status"] == "OK", right["summary"]
+    halves = [case for case in right["cases"] if (case["variant"] or "").endswith(", halved sizes")]
+    assert len(halves) > 4 and {tuple(case["shapes"][0]) for case in halves} >= {(256, 384)}
+    wrong = judged(LARGEST, OF_WHOLE_TILES.replace("FIRST", "nn.functional.pad(x, (0, 1))"))
+    assert wrong["status"] == "WRONG_VALUES" and "nothing positive, halved sizes" in wrong["summary"], wrong["summary"]
+    right = judged(LARGEST, OF_WHOLE_TILES.replace("x.shape[0] % 128 or x.shape[1] % 128", "0").replace("FIRST", "x"))
+    assert not any("halved" in (case["variant"] or "") for case in right["cases"])
+
+
+def test_a_gpu_tries_other_values_at_its_own_sizes_too(tmp_path):
+    """Sums over many elements of one sign lose more than those of a few, or of both."""
+    assert "nothing positive, own sizes" not in variants_of(tmp_path, LARGEST.replace("nn.", "torch.nn."))
+    loaded = problem.Reference(tmp_path / "reference.py")
+    case = loaded.case("default", 0, None, "cpu")
+    made = {one.name: one for one in variants.of_workload(loaded, "default", case, full=True, own_sizes=True)}
+    assert made["nothing positive, own sizes"].values and not made["nothing positive, own sizes"].keywords
+
+
+@pytest.mark.parametrize(
+    ("size", "half"), [(8192, 256), (14336, 896), (11008, 5504), (300, 150), (1001, 1001), (256, 256), (7, 7)]
+)
+def test_a_halved_size_stays_a_number_of_whole_tiles(size, half):
+    assert keyword_sizes.few_tiles(size) == half
+
+
+def test_what_the_reference_does_not_take_at_small_sizes_is_not_tried_at_large_ones(tmp_path):
+    text = """
+class Model(torch.nn.Module):
+    def forward(self, p): return torch.multinomial(p, 2)
+def get_inputs(*, rows=512, columns=1536): return [torch.rand(rows, columns)]
+"""
+    (tmp_path / "reference.py").write_text("import torch\n" + text)
+    loaded = problem.Reference(tmp_path / "reference.py")
+    maker = case_maker.CaseMaker(loaded, None, "cpu")
+    sound = preparing.sound_variants(maker, "default", 0, {"full": True, "own_sizes": True}).sound
+    names = {one.variant.name for one in sound}
+    assert "nothing negative, halved sizes" in names
+    assert not names & {"nothing positive", "nothing positive, halved sizes", "nothing positive, own sizes"}

@@ -63,7 +63,7 @@ class Case:
 
     @property
     def in_reserve(self) -> bool:
-        """Is it a variant at the task's own sizes, which only a kernel that declines other sizes is called on?"""
+        """Is it a variant at the task's own sizes or their halves, which only a kernel that declines others gets?"""
         return self.variant is not None and self.variant.instead_of is not None
 
     @property

@@ -167,14 +167,18 @@ def result_of(case: Case, fault: Fault | None, observed: Observed | None = None)
 
 
 def of_raised(fault: Fault, variant: Variant | None) -> Fault:
+    """The fault of a kernel that raised, on a variant of those that it declines."""
+    return Fault(Status.DECLINED, fault.message[:200]) if is_declined(fault, variant) else fault
+
+
+def is_declined(fault: Fault, variant: Variant | None) -> bool:
     """A kernel that raises on a variant declines it, if the error is loud.
 
-    On misaligned inputs a misaligned access counts as that: the GPU itself reports it.
-    """
-    misaligned = variant and variant.layout == "misaligned inputs" and "misaligned" in fault.message
-    if variant and (fault.status in DECLINING or (misaligned and fault.status == Status.ILLEGAL_ACCESS)):
-        return Fault(Status.DECLINED, fault.message[:200])
-    return fault
+    On misaligned inputs a misaligned access counts as that: the GPU itself reports it."""
+    if variant is None:
+        return False
+    misaligned = variant.layout == "misaligned inputs" and "misaligned" in fault.message
+    return fault.status in DECLINING or (misaligned and fault.status == Status.ILLEGAL_ACCESS)
 
 
 def observed(report: CaseReport, check: OracleCheck) -> Observed:

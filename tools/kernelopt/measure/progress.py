@@ -24,7 +24,7 @@ class Progress:
     """Inside, `say` gets a line every EVERY_S seconds, and a stop tells how far it came."""
 
     def __init__(self, sandbox: Sandbox, say: Callable[[str], None]):
-        self._sandbox, self._say = sandbox, say
+        self._sandbox, self.say = sandbox, say
         self._step, self._cases = "prepare", 0
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._say_now_and_then, daemon=True)
@@ -50,7 +50,7 @@ class Progress:
     def _say_now_and_then(self) -> None:
         began = time.monotonic()
         while not self._is_over.wait(EVERY_S):
-            self._say(f"verifying for {time.monotonic() - began:.0f} s: {self._words()}")
+            self.say(f"verifying for {time.monotonic() - began:.0f} s: {self._words()}")
 
 
 def words(step: str, cases: int, reports: Iterable[Report], now: float) -> str:

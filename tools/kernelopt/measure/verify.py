@@ -57,11 +57,6 @@ class Judged:
     fault: Fault | None = None
     left_out: tuple[str, ...] = ()
 
-    def and_then(self, more: "Judged") -> "Judged":
-        """This and the cases that were judged after it."""
-        results = [] if more.fault else self.results + more.results
-        return Judged(more.outcome, results, more.fault, self.left_out + more.left_out)
-
 
 def verify(
     sandbox: Sandbox,
@@ -90,18 +85,12 @@ def verify(
             task = prepare_task(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
         except ReferenceFailed as error:
             return verdict(sandbox, target, [], error.fault)
-        prepared = with_others(task.cases)
-        usual = [case for case in prepared if not case.in_reserve]
+        cases = with_others(task.cases)
+        usual = [case for case in cases if not case.in_reserve]
         say(f"on {len(usual)} cases: seeds" + ", other sizes, layouts and values" * variants)
         if sandbox.gpu is None and (warning := slow_in_interpreter(usual)):
             say(warning)
-        judged = judge(sandbox, target, usual, folder, timeout_s, progress, memcheck)
-        declined = {result.variant for result in judged.results if result.status == Status.DECLINED}
-        if rest := called_up(prepared, declined):
-            say(f"on {len(rest)} more, at the task's own sizes, since it declines others")
-            with sandbox.folder("outputs") as apart:
-                more = judge(sandbox, target, rest, apart, timeout_s, progress)
-            judged = judged.and_then(more)
+        judged = judge(sandbox, target, cases, folder, timeout_s, progress, memcheck)
         result = verdict(sandbox, target, judged.results, judged.fault, judged.outcome)
         result = with_task(result, task.declared, [*task.left_out, *judged.left_out], task.fixed)
         return memcheck.judged(result) if memcheck and result.status == Status.OK else result
@@ -116,18 +105,49 @@ def judge(
     progress: Progress,
     memcheck: Memcheck | None = None,
 ) -> Judged:
-    """Run the candidate on the cases and judge its outputs, which go to `folder`. The run under memcheck goes on
-    beside; it is over as well before anything is judged, so that no process can change an output."""
+    """Run the candidate on the cases, on those in reserve only where it declines others, and judge its outputs, which
+    go to `folder`. The run under memcheck goes on beside; all runs are over before anything is judged, so that no
+    process can change an output."""
     began = time.monotonic()
-    progress.begin("run", len(cases))
+    usual = [case for case in cases if not case.in_reserve]
+    progress.begin("run", len(usual))
     if memcheck:
-        memcheck.begin(cases)
-    outcome, ran = run_beside(memcheck, sandbox, target.kernel, target.reference, cases, folder, timeout_s)
+        memcheck.begin(usual)
+    outcome, ran = run_beside(memcheck, sandbox, target.kernel, target.reference, usual, folder, timeout_s)
+    if not isinstance(ran, Fault) and (reserve := called_up(cases, declined(ran))):
+        progress.say(f"on {len(reserve)} more, at {sizes_of(reserve)}, since it declines others")
+        progress.begin("run", len(reserve))
+        apart = sandbox.new_folder("outputs")
+        outcome, more = run_beside(memcheck, sandbox, target.kernel, target.reference, reserve, apart, timeout_s)
+        ran = more if isinstance(more, Fault) else ran + more
     if isinstance(ran, Fault):
         return Judged(outcome, [], ran)
     if memcheck:
-        progress.begin("memcheck", len(cases))
+        progress.begin("memcheck", len(usual))
         memcheck.wait(time.monotonic() - began)
+    return checked(sandbox, target, outcome, ran, timeout_s, progress)
+
+
+def declined(ran: list[runs.Ran]) -> set[str]:
+    """The names of the variants that the kernel declined."""
+    raised = [(one.case.variant, one.report) for one in ran if one.case.variant and isinstance(one.report, Fault)]
+    return {variant.name for variant, fault in raised if correctness.is_declined(fault, variant)}
+
+
+def sizes_of(reserve: list[Case]) -> str:
+    """At which sizes these cases in reserve are, which are all of one task."""
+    return "halved sizes" if any(case.variant.keywords for case in reserve) else "the task's own sizes"
+
+
+def checked(
+    sandbox: Sandbox,
+    target: KernelUnderTest,
+    outcome: Outcome,
+    ran: list[runs.Ran],
+    timeout_s: float,
+    progress: Progress,
+) -> Judged:
+    """What the oracle finds in the outputs of the candidate's runs."""
     left = [one for one in ran if not isinstance(one.report, Fault)]
     progress.begin("check", len(left))
     stored = [one.case.for_oracle(stored_calls(one), stored_draws(one)) for one in left]

@@ -17,6 +17,8 @@ SMALL_PRIMES = (127, 61, 31, 13, 7, 5, 3, 2)
 STRUCTURE = 3  # a size up to this one is a structure (a pair, a colour, a window)
 TILE = 32  # a kernel may work in tiles of this size, however small the task's own sizes are
 EQUAL = 5  # of all sizes at once: a kernel may take a shape for another one of the same sizes
+WHOLE = 128  # a kernel that declines parts of a tile takes multiples of this size
+MOST_HALVED = 256  # the least size that a kernel with tiles of twice WHOLE takes
 DRAWS = 8  # attempts to draw sizes that the task takes
 MOST_DRAWN = 2  # times its own value is the most that a size is drawn at
 
@@ -99,6 +101,19 @@ def larger(sizes: Keywords, possible: Callable[[Keywords], bool], structures: bo
     some of them then pass what a tile for the task's own size can hold. structures: of small sizes too."""
     own = {name: size for name, size in sizes.items() if structures or size > STRUCTURE}
     return together({name: 2 * size + 1 for name, size in own.items()}, possible)
+
+
+def halved(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
+    """Each size halved while it is even and above MOST_HALVED, and stays a multiple of WHOLE if it is one, in as many
+    places as the task takes together."""
+    return together({name: half for name, size in sizes.items() if (half := few_tiles(size)) < size}, possible)
+
+
+def few_tiles(size: int) -> int:
+    """`halved` of one size."""
+    while size > MOST_HALVED and size % 2 == 0 and (size % WHOLE or size // 2 % WHOLE == 0):
+        size //= 2
+    return size
 
 
 def together(wanted: dict[str, int | None], possible: Callable[[Keywords], bool]) -> Keywords:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from ..case_types import Variant
+from ..case_types import PLAIN, Variant
 from . import problem, reference_runs, sampling, size_trials, tensor_trees, variant_inputs, variants, work
 from .case_files import CaseFiles
 from .case_maker import CaseMaker
@@ -151,9 +151,10 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     """Which of the variants, each with its seed, the reference takes the contents of: probabilities within 0 and 1,
     indices within a buffer.
 
-    The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs count as
-    taken. So does every input when the reference cannot run on a CPU, except whole numbers of our own, which may be
-    indices out of range. Keyword sizes whose inputs are too large to be judged are not made where shapes show it."""
+    The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs, and those
+    in reserve, count as taken where their layout or values were, or were not tried. So does every input when the
+    reference cannot run on a CPU, except whole numbers of our own, which may be indices out of range. Keyword sizes
+    whose inputs are too large to be judged are not made where shapes show it."""
     answers: dict[int, bool] = {}
     tried: dict[int, bool] = {}
     kept: dict[int, problem.Case] = {}
@@ -176,20 +177,29 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
         if variant.keywords and size > variants.LARGE_BYTES:
             answers[number] = False
             continue
-        if size <= size_trials.TRIED_BYTES:
+        if size <= size_trials.TRIED_BYTES and not variant.instead_of:
             tried[number] = runs(maker.loaded, case)
         if kept_bytes + size <= KEPT_BYTES:
             kept[number], kept_bytes = case, kept_bytes + size
+    of_change: dict[tuple, bool] = {}
     if any(tried[number] and possible[number][0].values is None for number in tried):  # it can run on a CPU
         answers |= tried
+        of_change = {change_of(possible[number][0]): tried[number] for number in tried}
         broken = (possible[number][0] for number in tried if not tried[number])
         failing += [variant.name for variant in broken if variant.of_task]
     sound = [
         SoundVariant(variant, seed, kept.get(number))
         for number, (variant, seed) in enumerate(possible)
-        if answers.get(number, variant.values != variant_inputs.FLAGS)
+        if answers.get(number, of_change.get(change_of(variant), variant.values != variant_inputs.FLAGS))
     ]
     return Taken(sound, failing, misled)
+
+
+def change_of(variant: Variant) -> tuple | str:
+    """The layout and the values of a variant, which the reference takes at all sizes or at none; its name where it
+    changes neither."""
+    changed = variant.layout, variant.values
+    return variant.name if changed == (PLAIN, None) else changed
 
 
 class ShownBytes:

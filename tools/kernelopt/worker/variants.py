@@ -48,7 +48,7 @@ def of_workload(
     adds other sizes, layouts and values. own_sizes: adds a layout and values at the workload's own sizes, which a
     kernel may treat differently from small ones. trust_shapes: see `size_trials.trial`."""
     if reference.sizes[workload]:
-        return of_keywords(reference, workload, case, full, trust_shapes)
+        return of_keywords(reference, workload, case, full, own_sizes, trust_shapes)
     shapes = Shapes(reference, workload, case)
     groups = shapes.groups()
     just_below_own = [(JUST_BELOW, resized(groups, just_below(case.inputs)))] if groups else []
@@ -66,7 +66,12 @@ def of_workload(
 
 
 def of_keywords(
-    reference: problem.Reference, workload: str, case: problem.Case, full: bool, trust_shapes: bool = True
+    reference: problem.Reference,
+    workload: str,
+    case: problem.Case,
+    full: bool,
+    own_sizes: bool = False,
+    trust_shapes: bool = True,
 ) -> list[Variant]:
     """Variants of a workload whose sizes are keyword arguments. Whole numbers keep their values, for they may be
     indices. Some of the sizes may be no case of the task (preparing.taken)."""
@@ -91,8 +96,10 @@ def of_keywords(
         others.append(numbers)
         made += other_numbers(numbers, small, {} if reference.declarations.samples else larger)
     if small and shapes.tiny():
-        made += map(at_own, others)
-    return made
+        return made + list(map(at_own, others))
+    if own_sizes and shapes.small([]):
+        made += at_own_sizes(shapes, layouts_too=False)
+    return made + (halved_in_reserve(others, keyword_sizes.halved(sizes, possible)) if small else [])
 
 
 def other_numbers(numbers: Variant, small: Keywords, larger: Keywords) -> list[Variant]:
@@ -199,6 +206,17 @@ def in_reserve(made: list[Variant], small: Sizes) -> list[Variant]:
     names = {one.name for one in made}
     other = [one for one in made if one.sizes == small and (one.layout != PLAIN or one.values)]
     return [one for one in map(at_own, other) if one.name not in names and one.values != variant_inputs.SCALED]
+
+
+def halved_in_reserve(others: Iterable[Variant], halved: Keywords) -> list[Variant]:
+    """These layouts and values at halved sizes, each for a kernel that declines it at small primes: one that wants
+    whole tiles takes them still."""
+    changes = [one for one in others if one.values not in (variant_inputs.SCALED, variant_inputs.OTHER_NUMBERS)]
+    return [
+        replace(one, name=f"{one.name}, halved sizes", keywords=halved, instead_of=one.name)
+        for one in changes
+        if halved
+    ]
 
 
 def at_own(one: Variant) -> Variant:
