@@ -141,6 +141,8 @@ def test_measuring_against_a_revision_and_against_pytorch(session, run_here):
         found = run_here("measure_kernel_time.py", *arguments, "--against", opponent, "--json")
         assert '"verdict"' in found.stdout, found.stderr
     assert run_here("measure_kernel_time.py", *arguments, "--against", "nosuchrev").returncode == 2
+    refused = run_here("measure_kernel_time.py", *arguments, "--flops", 7)
+    assert refused.returncode == 2 and f"estimate_work.py --workspace {session.root} takes --flops" in refused.stderr
 
 
 def test_a_kernel_that_fails_is_not_timed(problem, run_here):

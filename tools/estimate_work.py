@@ -35,13 +35,7 @@ def main() -> int:
 def by_hand(workload: str, work: Work, args) -> Work:
     """The counted work with the caller's figures in place: a dtype for every workload, FLOPs and bytes for the
     default one."""
-    if args.work_dtype:
-        work = replace(work, dtype=args.work_dtype, source="given")
-    if workload == "default" and args.flops is not None:
-        work = replace(work, flops=args.flops, windowed_pct=0.0, source="given")
-    if workload == "default" and args.bytes is not None:
-        work = replace(work, bytes_min=args.bytes, bytes_in=None, bytes_out=None, source="given")
-    return work
+    return work.given(args.work_dtype, *((args.flops, args.bytes) if workload == "default" else ()))
 
 
 def record(workspace: Workspace, workloads: dict[str, CountedWorkload]) -> None:
@@ -100,11 +94,7 @@ def arguments():
     parser.add_argument(
         "--dtype", type=cli.filled, help="with --reference: cast floating inputs to bf16, fp16, fp32 or fp64"
     )
-    parser.add_argument(
-        "--work-dtype", choices=sorted(roofline.COMPUTE_ROWS), help="dtype of the arithmetic, given by hand"
-    )
-    parser.add_argument("--flops", type=cli.positive_int, help="FLOPs of the default workload, given by hand")
-    parser.add_argument("--bytes", type=cli.positive_int, help="least bytes of the default workload, given by hand")
+    cli.add_work(parser, roofline.COMPUTE_ROWS, "of the default workload")
     cli.add_timeout(parser, 300, "in all")
     cli.add_json(parser)
     return parser.parse_args()

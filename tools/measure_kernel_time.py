@@ -15,6 +15,7 @@ from kernelopt import cli
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.gate import acceptance
+from kernelopt.hardware import roofline
 from kernelopt.measure import least_work, pairing, timing
 from kernelopt.measure.latency import Timing
 from kernelopt.measure.oracle import Oracle
@@ -25,6 +26,8 @@ from kernelopt.statuses import Speed, Status
 def main() -> int:
     args = arguments()
     subject = resolve(args)
+    if subject.workspace and by_hand(args):
+        raise UsageError(f"estimate_work.py --workspace {args.workspace} takes --flops, --bytes and --work-dtype")
     with tempfile.TemporaryDirectory(dir=subject.cache if subject.cache and subject.cache.exists() else None) as folder:
         baseline = baseline_file(args.against, subject, Path(folder)) if args.against else None
         with Sandbox(args.device, subject.cache, args.sandbox) as sandbox:
@@ -36,6 +39,12 @@ def main() -> int:
     result["sandbox"] = sandbox.isolation
     cli.emit(result, args.json, lines(timed, comparison, args.against))
     return 0 if comparison is None or comparison.verdict == Speed.FASTER else 1
+
+
+def by_hand(args) -> dict[str, int | str]:
+    """The figures of the least work that were given, for Work.given."""
+    given = {"dtype": args.work_dtype, "flops": args.flops, "bytes_min": args.bytes}
+    return {name: figure for name, figure in given.items() if figure is not None}
 
 
 def check_possible(limit_us: float | None, time_us: float) -> None:
@@ -65,7 +74,7 @@ def measure(
     measured = timing.measure(sandbox, subject.kernel, baseline, cases, **window)[args.workload]
     judged = replace(subject, tolerance=args.tolerance or subject.tolerance)
     with ThreadPoolExecutor(1) as beside:
-        work = (sandbox, subject, args.workload, args.timeout)
+        work = (sandbox, subject, args.workload, args.timeout, by_hand(args))
         limit = beside.submit(least_work.limit_us, *work) if sandbox.gpu else None
         fault = Oracle.of(sandbox, judged, args.timeout).fault_of_timed([measured.outputs])
     if fault:
@@ -102,6 +111,7 @@ def arguments():
         help="another kernel file (or a reference: PyTorch itself), or a revision",
     )
     cli.add_workload(parser)
+    cli.add_work(parser, roofline.COMPUTE_ROWS, "of the workload")
     parser.add_argument(
         "--warmup-ms", type=cli.positive_int, default=timing.WARMUP_MS, help="do_bench's warm-up, in milliseconds"
     )

@@ -183,6 +183,11 @@ def test_a_time_that_no_hardware_allows_is_told(problem, session, interpreter):
     assert least_work.limit_us(on(interpreter, "Some GPU"), kernel, "default", 60) is None
     faster = least_work.limit_us(on(interpreter, "NVIDIA H200", memory_clock_mhz=2 * 3201), kernel, "default", 60)
     assert faster == pytest.approx(limit / 2)
+    h200 = on(interpreter, "NVIDIA H200", sm_clock_mhz=1980)
+    works = [{"flops": 10**14, "dtype": "bf16"}, {"flops": 10**14 // 2, "dtype": "bf16"}]
+    works.append({"flops": 10**14, "dtype": "fp8"})
+    by_hand = [least_work.limit_us(h200, kernel, "default", 60, given) for given in works]
+    assert by_hand[0] > limit and by_hand[1:] == pytest.approx([by_hand[0] / 2] * 2, rel=1e-3)
 
 
 def test_work_that_was_given_by_hand_counts(session, interpreter):

@@ -179,6 +179,21 @@ PRODUCTS = {  # forward, inputs -> dtype of the work
         "bf16",
     ),
     "fp32, rounded for the product": ("a.bfloat16() @ b.bfloat16().t()", "[f32(64, 32), f32(16, 32), 1]", "bf16"),
+    "a sparse weight, put into zeros of fp32": (
+        "a.float() @ torch.zeros(16, 32, device=a.device).scatter_(1, s.long(), b.float()).t()",
+        "[b16(64, 32), b16(16, 16), torch.randint(0, 32, (16, 16), dtype=torch.uint8)]",
+        "bf16",
+    ),
+    "blocks, put into zeros of fp32": (
+        "a.float() @ b.new_zeros(4, 8, 32, dtype=torch.float32).index_put_((s,), b.float()).view(32, 32).t()",
+        "[b16(64, 32), b16(2, 8, 32), torch.tensor([0, 3])]",
+        "bf16",
+    ),
+    "numbers of bf16 among those of fp32": (
+        "a @ b.clone().index_put_((s,), a[:4].bfloat16().float()).t()",
+        "[f32(64, 32), f32(16, 32), torch.tensor([0, 3, 4, 7])]",
+        "fp32",
+    ),
     "fp32": ("a @ b.t()", "[f32(64, 32), f32(16, 32), 1]", "fp32"),
     "what follows an fp8 product": (
         "torch.relu(a.float() @ b.float().t()) @ s.float()",

@@ -8,7 +8,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from . import bundle, environment
@@ -129,6 +129,13 @@ def add_subject(target) -> None:
     target.add_argument("--kernel", type=Path, metavar="FILE", help="without a workspace: ModelNew or kernel_function")
     target.add_argument("--reference", type=Path, metavar="FILE", help="with --kernel: file with Model and get_inputs")
     target.add_argument("--dtype", type=filled, help="with --kernel: cast floating inputs to bf16, fp16, fp32 or fp64")
+
+
+def add_work(target, dtypes: Iterable[str], of: str) -> None:
+    """The least work of a problem, by hand. of: which workload's."""
+    target.add_argument("--work-dtype", choices=sorted(dtypes), help="dtype of the arithmetic, given by hand")
+    target.add_argument("--flops", type=positive_int, help=f"FLOPs {of}, given by hand")
+    target.add_argument("--bytes", type=positive_int, help=f"least bytes {of}, given by hand")
 
 
 def add_device(target) -> None:

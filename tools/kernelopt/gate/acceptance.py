@@ -65,8 +65,8 @@ def impossible(time_us: float, limit_us: float) -> str:
     """The message about a time that no hardware allows."""
     return (
         f"{time_us:.2f} us, where the documented peaks of this card allow no less than {limit_us:.2f} us for the work "
-        "that was counted; the kernel leaves work out, or the count is wrong (by hand: estimate_work.py --flops N "
-        "--bytes N --work-dtype DTYPE)"
+        "that was counted; the kernel leaves work out, or the count is wrong (by hand: --flops N --bytes N "
+        "--work-dtype DTYPE of estimate_work.py, for a workspace, or of measure_kernel_time.py)"
     )
 
 

@@ -1,6 +1,6 @@
 """The least work of one workload, or of a call of a module in a model: the FLOPs and bytes that any kernel needs."""
 
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 COUNTED = "counted"  # the source of work that was not given by hand
 ABSENT = ""  # default of an optional key for which null has another meaning
@@ -58,6 +58,17 @@ class Work:
         also, other = value.get("also"), value.get("other_arithmetic")
         parts = {"also": None if also is None else tuple(also), "other_arithmetic": other and OtherArithmetic(**other)}
         return cls(**{**value, **parts})
+
+    def given(self, dtype: str | None = None, flops: int | None = None, bytes_min: int | None = None) -> "Work":
+        """This work with figures that a user gave by hand in place; None leaves the counted one."""
+        work = self
+        if dtype:
+            work = replace(work, dtype=dtype, source="given")
+        if flops is not None:
+            work = replace(work, flops=flops, windowed_pct=0.0, source="given")
+        if bytes_min is not None:
+            work = replace(work, bytes_min=bytes_min, bytes_in=None, bytes_out=None, source="given")
+        return work
 
     def to_json(self) -> dict:
         """The JSON object."""

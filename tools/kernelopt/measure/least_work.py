@@ -1,6 +1,7 @@
 """Is a time below what the hardware allows? The least work of a problem, compared with the documented peaks."""
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..device.sandbox import Sandbox
@@ -29,10 +30,13 @@ def counted_in(sandbox: Sandbox, reference: Path, dtype: str | None, timeout_s: 
     return {name: CountedWorkload.from_json(answer) for name, answer in counted.items()}
 
 
-def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s: float) -> float | None:
+def limit_us(
+    sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s: float, given: Mapping | None = None
+) -> float | None:
     """roofline.physical_limit_us of a workload on the sandbox's GPU; None when its page is unknown.
 
-    The work is that of the workspace's Task block, which a user may have set by hand, or else counted.
+    The work is that of the workspace's Task block, which a user may have set by hand, or else counted. given: figures
+    by hand in its place, as Work.given takes them.
     """
     workspace = target.workspace
     task = workspace.task() if workspace else None
@@ -42,6 +46,7 @@ def limit_us(sandbox: Sandbox, target: KernelUnderTest, workload: str, timeout_s
     work = work_of(sandbox, target, task, workload, timeout_s)
     if work is None:
         return None
+    work = work.given(**(given or {}))
     with contextlib.suppress(Refused):
         roof = roofline.roof_for(page, work)
         return roofline.physical_limit_us(work.flops, work.bytes_min, roof, sandbox.gpu.max_clocks)

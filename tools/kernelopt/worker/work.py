@@ -179,6 +179,11 @@ COPYING = {
     *(ATEN._to_copy, ATEN.clone, ATEN.copy_, ATEN.detach, ATEN.alias, ATEN.cat, ATEN.stack, ATEN.constant_pad_nd),
     *(ATEN.index, ATEN.gather, ATEN.index_select, ATEN.embedding, ATEN.repeat_interleave, ATEN.repeat),
 }
+# The numbers of the argument at this place, put among those of the first one.
+PUTTING = {ATEN.scatter: 3, ATEN.scatter_: 3, ATEN.index_put: 2, ATEN.index_put_: 2, ATEN.masked_scatter_: 2}
+PUTTING |= {ATEN.masked_scatter: 2}
+FILLED = {ATEN.zeros, ATEN.full, ATEN.empty, ATEN.zeros_like, ATEN.full_like, ATEN.empty_like}  # new tensors
+FILLED |= {ATEN.new_zeros, ATEN.new_full, ATEN.new_empty}
 MANY_CHANNELS = 64  # a guess: with fewer the bytes that such a form moves weigh more than its products
 PART = 0.05  # of the FLOPs: a dtype with less does not count
 
@@ -189,7 +194,8 @@ class Operands(TorchDispatchMode):
     A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the
     dtype is the one that the numbers came in: conversions, copies and scales keep it, other arithmetic on 8-bit numbers
     gives 16 bits. A scale is a tensor that came from fewer elements, however it was expanded. uint8 counts as numbers
-    once it is converted: before that it may be a mask, or indices.
+    once it is converted: before that it may be a mask, or indices. Numbers that are put into a new tensor, as a sparse
+    weight's into zeros, keep their dtype too.
     """
 
     def __init__(self, flops_of: dict):
@@ -197,6 +203,7 @@ class Operands(TorchDispatchMode):
         self._flops_of = flops_of
         self._came_in = WeakIdKeyDictionary()  # tensor -> name of the original dtype of its numbers
         self._elements = WeakIdKeyDictionary()  # tensor -> its number of elements before it was expanded
+        self._filled = WeakIdKeyDictionary()  # new tensors, which hold no numbers of others
         self._flops: dict[str, int] = {}
         self.windowed = 0  # of all FLOPs: `has_winograd`
 
@@ -222,6 +229,10 @@ class Operands(TorchDispatchMode):
             self._flops[name] = self._flops.get(name, 0) + flops
             self.windowed += flops if BITS[name] > 8 and has_winograd(operation, args, result) else 0
             self._keep(result, at_least_16_bits(name))
+        elif operation in FILLED:
+            self._filled[result] = True
+        elif operation in PUTTING and len(args) > PUTTING[operation]:
+            self._keep(result, self._put(args[0], args[PUTTING[operation]]))
         elif tensors and (function.is_view or operation in COPYING):
             self._keep(result, *self._copied(tensors[0], result))
         elif given:
@@ -235,6 +246,11 @@ class Operands(TorchDispatchMode):
         became = isinstance(result, torch.Tensor) and result.dtype.is_floating_point and source.dtype == torch.uint8
         name = "int8" if became else self._name(source) if self._is_number(source) else None
         return name, min(self._count(source), result.numel() if isinstance(result, torch.Tensor) else source.numel())
+
+    def _put(self, into: torch.Tensor, source) -> str:
+        """The name of a tensor whose numbers were put into another one. A single number counts as nothing."""
+        names = [self._name(one) for one in (into, source) if isinstance(one, torch.Tensor) and one not in self._filled]
+        return widest(names) if names else self._name(into)
 
     def _is_number(self, tensor: torch.Tensor) -> bool:
         return number_name(tensor.dtype) is not None or tensor in self._came_in
