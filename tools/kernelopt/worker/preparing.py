@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ..case_types import PLAIN, Variant
-from . import problem, reference_runs, sampling, size_trials, tensor_trees, variant_inputs, variants, work
+from . import problem, reference_runs, sampling, size_trials, tensor_trees, variant_inputs, variants, work, work_limit
 from .case_files import CaseFiles
 from .case_maker import CaseMaker
 from .context import Context, load_reference
@@ -151,10 +151,10 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     """Which of the variants, each with its seed, the reference takes the contents of: probabilities within 0 and 1,
     indices within a buffer.
 
-    The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs, and those
-    in reserve, count as taken where their layout or values were, or were not tried. So does every input when the
-    reference cannot run on a CPU, except whole numbers of our own, which may be indices out of range. Keyword sizes
-    whose inputs are too large to be judged are not made where shapes show it."""
+    The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs, much
+    work, and what is in reserve count as taken where their layout or values were, or were not tried. So does every
+    input when the reference cannot run on a CPU, except whole numbers of our own, which may be indices out of range.
+    Keyword sizes whose inputs are too large to be judged are not made where shapes show it."""
     answers: dict[int, bool] = {}
     tried: dict[int, bool] = {}
     kept: dict[int, problem.Case] = {}
@@ -177,8 +177,9 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
         if variant.keywords and size > variants.LARGE_BYTES:
             answers[number] = False
             continue
-        if size <= size_trials.TRIED_BYTES and not variant.instead_of:
-            tried[number] = runs(maker.loaded, case)
+        small = size <= size_trials.TRIED_BYTES and not variant.instead_of
+        if small and (answer := runs(maker.loaded, case)) is not None:
+            tried[number] = answer
         if kept_bytes + size <= KEPT_BYTES:
             kept[number], kept_bytes = case, kept_bytes + size
     of_change: dict[tuple, bool] = {}
@@ -221,10 +222,13 @@ class ShownBytes:
         return self._known[sizes]
 
 
-def runs(loaded: problem.Reference, case: problem.Case) -> bool:
+def runs(loaded: problem.Reference, case: problem.Case) -> bool | None:
+    """Does the reference run on the case? None where that is too much work to be seen."""
     try:
-        results = reference_runs.outputs(loaded.apart("cpu"), case, "cpu")
+        results = work_limit.limited(lambda: reference_runs.outputs(loaded.apart("cpu"), case, "cpu"))
         return all(sampling.are_distributions(results[at]) for at in loaded.declarations.samples)
+    except work_limit.TooMuchWork:
+        return None
     except Exception:
         return False
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from ..case_types import PLAIN, Variant
-from . import blank, drawn_values, keyword_sizes, problem, size_trials, tensor_trees, variant_inputs
+from . import blank, drawn_values, keyword_sizes, problem, size_trials, tensor_trees, variant_inputs, work_limit
 from .keyword_sizes import Keywords, beyond, prime_below, small_prime
 
 JUST_BELOW = "primes just below"
@@ -414,7 +414,9 @@ class Shapes:
         if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
             return True
         try:
-            self._on_cpu(tensor_trees.on_cpu(changed))
+            work_limit.limited(lambda: self._on_cpu(tensor_trees.on_cpu(changed)))
+            return True
+        except work_limit.TooMuchWork:
             return True
         except Exception:
             return False
