@@ -5,8 +5,6 @@ from collections.abc import Callable
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import blank
-
 TRIAL_ELEMENTS = 1 << 25  # made by torch's operations: some 0.1 s on a core
 
 
@@ -14,7 +12,7 @@ def limited(call: Callable):
     """The result of the call, or TooMuchWork. What fails inside the limit is called again without it: compiled code may
     not like to be watched."""
     try:
-        with blank.without_compilers(), WorkLimit(TRIAL_ELEMENTS):
+        with WorkLimit(TRIAL_ELEMENTS):
             return call()
     except TooMuchWork:
         raise
@@ -29,6 +27,11 @@ class TooMuchWork(Exception):
 class WorkLimit(TorchDispatchMode):
     """Inside, the operation of torch after which more than `elements` have been made in all raises TooMuchWork. Small
     inputs may be much work: the scores of 16,384 queries of width 1 take a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """See guards.GuardedAllocation."""
+        return False
 
     def __init__(self, elements: int):
         super().__init__()
