@@ -189,6 +189,11 @@ PRODUCTS = {  # forward, inputs -> dtype of the work
         "[b16(64, 32), b16(2, 8, 32), torch.tensor([0, 3])]",
         "bf16",
     ),
+    "numbers of bf16 after some of fp32, put into zeros": (
+        "a @ torch.zeros(16, 32, device=a.device).index_put_((s,), b).index_put_((s + 1,), b.bfloat16().float()).t()",
+        "[f32(64, 32), f32(2, 32), torch.tensor([0, 4])]",
+        "fp32",
+    ),
     "numbers of bf16 among those of fp32": (
         "a @ b.clone().index_put_((s,), a[:4].bfloat16().float()).t()",
         "[f32(64, 32), f32(16, 32), torch.tensor([0, 3, 4, 7])]",

@@ -99,7 +99,8 @@ def of_keywords(
         return made + list(map(at_own, others))
     if own_sizes and shapes.small([]):
         made += at_own_sizes(shapes, layouts_too=False)
-    return made + (halved_in_reserve(others, keyword_sizes.halved(sizes, possible)) if small else [])
+    halved = keyword_sizes.halved(sizes, possible) if small else {}
+    return made + (halved_in_reserve(others, halved) if halved else [])
 
 
 def other_numbers(numbers: Variant, small: Keywords, larger: Keywords) -> list[Variant]:
@@ -212,11 +213,7 @@ def halved_in_reserve(others: Iterable[Variant], halved: Keywords) -> list[Varia
     """These layouts and values at halved sizes, each for a kernel that declines it at small primes: one that wants
     whole tiles takes them still."""
     changes = [one for one in others if one.values not in (variant_inputs.SCALED, variant_inputs.OTHER_NUMBERS)]
-    return [
-        replace(one, name=f"{one.name}, halved sizes", keywords=halved, instead_of=one.name)
-        for one in changes
-        if halved
-    ]
+    return [replace(one, name=f"{one.name}, halved sizes", keywords=halved, instead_of=one.name) for one in changes]
 
 
 def at_own(one: Variant) -> Variant:

@@ -220,6 +220,8 @@ class Operands(TorchDispatchMode):
         kwargs = kwargs or {}
         result = function(*args, **kwargs)
         operation = function._overloadpacket
+        if operation in FILLED:
+            self._filled[result] = True
         tensors = tensor_trees.input_tensors([*args, *kwargs.values()])
         given = [tensor for tensor in tensors if self._is_number(tensor)]
         if operation in self._flops_of:
@@ -229,10 +231,9 @@ class Operands(TorchDispatchMode):
             self._flops[name] = self._flops.get(name, 0) + flops
             self.windowed += flops if BITS[name] > 8 and has_winograd(operation, args, result) else 0
             self._keep(result, at_least_16_bits(name))
-        elif operation in FILLED:
-            self._filled[result] = True
         elif operation in PUTTING and len(args) > PUTTING[operation]:
             self._keep(result, self._put(args[0], args[PUTTING[operation]]))
+            self._filled.pop(result, None)
         elif tensors and (function.is_view or operation in COPYING):
             self._keep(result, *self._copied(tensors[0], result))
         elif given:
