@@ -95,11 +95,14 @@ def of_keywords(
         numbers = Variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS)
         others.append(numbers)
         made += other_numbers(numbers, small, {} if reference.declarations.samples else larger)
-    if small and shapes.tiny():
-        return made + list(map(at_own, others))
     if own_sizes and shapes.small([]):
         made += at_own_sizes(shapes, layouts_too=False)
-    halved = keyword_sizes.halved(sizes, possible) if small else {}
+    if not small:
+        return made
+    names = {one.name for one in made}
+    if shapes.tiny():
+        return made + [one for one in map(at_own, others) if one.name not in names]
+    halved = keyword_sizes.halved(sizes, possible)
     return made + (halved_in_reserve(others, halved) if halved else [])
 
 
