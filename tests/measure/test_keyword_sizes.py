@@ -618,3 +618,39 @@ def get_inputs(*, rows=512, columns=1536): return [torch.rand(rows, columns)]
     names = {one.variant.name for one in sound}
     assert "nothing negative, halved sizes" in names
     assert not names & {"nothing positive", "nothing positive, halved sizes", "nothing positive, own sizes"}
+
+
+def test_two_variants_of_one_size_have_two_names(judged):
+    """One beside the task's own sizes, one beside small ones. The reference is tried on the second alone, and fails."""
+    reference = """
+class Model(nn.Module):
+    def forward(self, x):
+        more = 128 * max(0, x.shape[1] - 2048)
+        return x.amax(1), x[torch.arange(more, device=x.device)]
+def get_inputs(*, rows=256, columns=2048): return [torch.randn(rows, columns)]
+"""
+    kernel = """
+def kernel_function(x):
+    more = 128 * max(0, x.shape[1] - 2048)
+    return x.amax(1) * (x.shape[1] != 2049), x[torch.arange(more)]
+"""
+    found = judged(reference, kernel)
+    assert found["status"] == "WRONG_VALUES" and "columns 2048 -> 2049)" in found["summary"], found["summary"]
+    assert list(found["left_out"]) == ["columns 2048 -> 2049, others small"]
+
+
+def test_where_nothing_can_be_halved_the_tasks_own_sizes_stand_in(judged):
+    reference = """
+class Model(nn.Module):
+    def forward(self, x): return x.amax((2, 3))
+def get_inputs(*, batch=8, channels=16, height=56, width=56): return [torch.randn(batch, channels, height, width)]
+"""
+    kernel = """
+def kernel_function(x):
+    if x.shape[3] % 8:
+        raise ValueError("whole vectors of 8")
+    return FIRST.flatten(2).amax(2)
+"""
+    assert judged(reference, kernel.replace("FIRST", "x"))["status"] == "OK"
+    found = judged(reference, kernel.replace("FIRST", "x.relu()"))
+    assert found["status"] == "WRONG_VALUES" and "nothing positive, own sizes" in found["summary"], found["summary"]

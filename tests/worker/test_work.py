@@ -189,6 +189,21 @@ PRODUCTS = {  # forward, inputs -> dtype of the work
         "[b16(64, 32), b16(2, 8, 32), torch.tensor([0, 3])]",
         "bf16",
     ),
+    "bf16, some of whose weights are set to zero": (
+        "a.float() @ b.float().clone().index_put_((s,), torch.tensor(0.0)).t()",
+        "[b16(64, 32), b16(16, 32), torch.rand(16, 32) > 0.5]",
+        "bf16",
+    ),
+    "fp8 under a mask that is put together": (
+        "(a.float() * torch.zeros(64, 32, dtype=torch.bool, device=a.device).scatter_(1, s, True)) @ b.float().t()",
+        "[fp8(64, 32), fp8(16, 32), torch.randint(0, 32, (64, 4))]",
+        "fp8",
+    ),
+    "numbers of bf16 among those of fp32 that were copied into a new tensor": (
+        "a.float() @ torch.empty(16, 32, device=a.device).copy_(b).index_put_((s,), a[:2].float()).t()",
+        "[b16(64, 32), f32(16, 32), torch.tensor([0, 3])]",
+        "fp32",
+    ),
     "numbers of bf16 after some of fp32, put into zeros": (
         "a @ torch.zeros(16, 32, device=a.device).index_put_((s,), b).index_put_((s + 1,), b.bfloat16().float()).t()",
         "[f32(64, 32), f32(2, 32), torch.tensor([0, 4])]",

@@ -22,7 +22,6 @@ from kernelopt.worker import (
     tensor_trees,
     variant_inputs,
     variants,
-    work_limit,
 )
 from kernelopt.worker.guards import GuardedAllocation, Guards
 from kernelopt.worker.state import all_identical, identical
@@ -523,32 +522,3 @@ def test_a_torch_that_cannot_use_the_gpu_says_what_to_do(monkeypatch, cuda, hip,
     with pytest.raises(faults.NoGpuError, match=f"cannot use it: {why}") as caught:
         server._require_gpu()
     assert str(caught.value).endswith(said) or f". {said}" in str(caught.value)
-
-
-def test_a_trial_of_much_work_is_given_up_and_counts_as_taken(tmp_path):
-    """Inputs of 16 KB, whose scores are 16 M."""
-    text = (
-        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): return (x @ x.T).exp().exp().sum(1)\n"
-    )
-    text += "def get_inputs(*, tokens=4096, width=64): return [torch.randn(tokens, width)]\n"
-    (tmp_path / "wide.py").write_text(text)
-    loaded = problem.Reference(tmp_path / "wide.py")
-    maker = case_maker.CaseMaker(loaded, None, "cpu")
-    sizes = [{"width": 1}, {"tokens": 127}]
-    few, much = (maker.case("default", 0, Variant("sizes", [], keywords=keywords)) for keywords in reversed(sizes))
-    assert preparing.runs(loaded, few) is True and preparing.runs(loaded, much) is None
-    sound = preparing.sound_variants(maker, "default", 0, {"full": True}).sound
-    assert "width 64 -> 1" in {one.variant.name for one in sound}
-
-
-def test_what_dislikes_to_be_watched_runs_without_a_limit():
-    def call() -> str:
-        if torch.utils._python_dispatch._get_current_dispatch_mode():
-            raise RuntimeError("compiled code under a mode")
-        return "ran"
-
-    assert work_limit.limited(call) == "ran"
-    with pytest.raises(work_limit.TooMuchWork):
-        work_limit.limited(lambda: torch.ones(work_limit.TRIAL_ELEMENTS + 1))
-    with pytest.raises(ZeroDivisionError):
-        work_limit.limited(lambda: 1 / 0)

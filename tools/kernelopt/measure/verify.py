@@ -9,6 +9,7 @@
 """
 
 import contextlib
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def judge(
     if not isinstance(ran, Fault) and (reserve := called_up(cases, declined(ran))):
         progress.say(f"on {len(reserve)} more, at {sizes_of(reserve)}, since it declines others")
         progress.begin("run", len(reserve))
-        apart = sandbox.new_folder("outputs")
+        apart = tempfile.mkdtemp(prefix="reserve-", dir=folder)
         outcome, more = run_beside(memcheck, sandbox, target.kernel, target.reference, reserve, apart, timeout_s)
         ran = more if isinstance(more, Fault) else ran + more
     if isinstance(ran, Fault):

@@ -67,7 +67,7 @@ def other_sizes(
             for other in (2 * size, max(size // 2, 1)):
                 yield one(name, size, other), {**others, name: other}
         passing = max(beyond(size), TILE + 1)
-        yield one(name, size, passing), {**small, name: passing}
+        yield one(name, size, passing) + ", others small" * (passing == size + 1), {**small, name: passing}
         if larger:
             yield f"{one(name, size, passing)}, others larger", {**larger, name: passing}
     yield "all sizes 1", dict.fromkeys(sizes, 1)
@@ -104,13 +104,12 @@ def larger(sizes: Keywords, possible: Callable[[Keywords], bool], structures: bo
 
 
 def halved(sizes: Keywords, possible: Callable[[Keywords], bool]) -> Keywords:
-    """Each size halved while it is even and above MOST_HALVED, and stays a multiple of WHOLE if it is one, in as many
-    places as the task takes together."""
+    """The sizes of `few_tiles` in as many places as the task takes together."""
     return together({name: half for name, size in sizes.items() if (half := few_tiles(size)) < size}, possible)
 
 
 def few_tiles(size: int) -> int:
-    """`halved` of one size."""
+    """The size, halved while it is even and above MOST_HALVED; a multiple of WHOLE stays one."""
     while size > MOST_HALVED and size % 2 == 0 and (size % WHOLE or size // 2 % WHOLE == 0):
         size //= 2
     return size

@@ -163,7 +163,8 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     shapes = ShownBytes(maker, workload)
     for number, (variant, seed) in enumerate(possible):
         shown = shapes.of(variant, seed)
-        if shown is not None and shown > variants.LARGE_BYTES:
+        most = variants.RESERVE_BYTES if variant.instead_of else variants.LARGE_BYTES
+        if shown is not None and shown > most:
             answers[number] = False
             continue
         try:
@@ -174,7 +175,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
             misled |= shown is not None
             continue
         size = sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
-        if variant.keywords and size > variants.LARGE_BYTES:
+        if variant.keywords and size > most:
             answers[number] = False
             continue
         small = size <= size_trials.TRIED_BYTES and not variant.instead_of
@@ -185,7 +186,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     of_change: dict[tuple, bool] = {}
     if any(tried[number] and possible[number][0].values is None for number in tried):  # it can run on a CPU
         answers |= tried
-        of_change = {change_of(possible[number][0]): tried[number] for number in tried}
+        of_change = {change: tried[number] for number in tried if (change := change_of(possible[number][0]))}
         broken = (possible[number][0] for number in tried if not tried[number])
         failing += [variant.name for variant in broken if variant.of_task]
     sound = [
@@ -196,11 +197,11 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     return Taken(sound, failing, misled)
 
 
-def change_of(variant: Variant) -> tuple | str:
-    """The layout and the values of a variant, which the reference takes at all sizes or at none; its name where it
-    changes neither."""
+def change_of(variant: Variant) -> tuple | None:
+    """The layout and the values of a variant, which the reference takes at all sizes or at none; None where it changes
+    neither."""
     changed = variant.layout, variant.values
-    return variant.name if changed == (PLAIN, None) else changed
+    return None if changed == (PLAIN, None) else changed
 
 
 class ShownBytes:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from . import blank, problem, tensor_trees
 from .keyword_sizes import Keywords
 from .state import saved
+from .work_limit import TooMuchWork, limited
 
 SEEDS = 3  # that must agree on the sizes, where some of the numbers are drawn
 TRIED_BYTES = 1 << 20  # of inputs: the reference runs on so many on the CPU, and may take long over more
@@ -58,8 +59,10 @@ def trial(
             model, inputs, _ = apart.build(workload, 0, dtype, "cpu", sizes)
             total = sum(tensor.nbytes for tensor in tensor_trees.input_tensors(inputs))
             if total <= TRIED_BYTES:
-                apart.call(model, inputs, "cpu")
+                limited(lambda: apart.call(model, [tensor_trees.place(one, "cpu") for one in inputs], "cpu"))
             return total <= limit_bytes
+        except TooMuchWork:
+            return True
         except Exception:
             return False
 

@@ -24,6 +24,9 @@ MOST_DIMENSIONS = 16  # that are tried
 MOST_ALONE = 4  # groups that change alone, the largest first
 TINY_BYTES = 1 << 20  # of inputs: one more case costs almost nothing
 LARGE_BYTES = 256 << 20  # of inputs; beyond that "just below" is far below
+RESERVE_BYTES = 128 << 20  # of inputs and parameters of a case that few kernels are called on
+OWN_BYTES = 16 << 20  # of a workload's inputs: so many are kept in reserve where no smaller ones are possible
+NOT_HALVED = (variant_inputs.SCALED, variant_inputs.OTHER_NUMBERS)
 RUN_BYTES = 64 << 20  # the largest changed inputs on which the reference runs on the CPU
 FIRST = 2  # variants of values, and one more of layouts, where each file is nearly as large as the task's own
 LAYOUTS = ("transposed inputs", "outer dimensions swapped", "misaligned inputs", "padded inputs")
@@ -95,15 +98,14 @@ def of_keywords(
         numbers = Variant(variant_inputs.OTHER_NUMBERS, [], values=variant_inputs.OTHER_NUMBERS)
         others.append(numbers)
         made += other_numbers(numbers, small, {} if reference.declarations.samples else larger)
+    if not small:  # the others are at the task's own sizes already
+        return made
     if own_sizes and shapes.small([]):
         made += at_own_sizes(shapes, layouts_too=False)
-    if not small:
-        return made
+    if halved := {} if shapes.tiny() else keyword_sizes.halved(sizes, possible):
+        return made + [at_halved(one, halved) for one in others if one.values not in NOT_HALVED]
     names = {one.name for one in made}
-    if shapes.tiny():
-        return made + [one for one in map(at_own, others) if one.name not in names]
-    halved = keyword_sizes.halved(sizes, possible)
-    return made + (halved_in_reserve(others, halved) if halved else [])
+    return made + [one for one in map(at_own, others) if one.name not in names and shapes.few_bytes()]
 
 
 def other_numbers(numbers: Variant, small: Keywords, larger: Keywords) -> list[Variant]:
@@ -212,11 +214,10 @@ def in_reserve(made: list[Variant], small: Sizes) -> list[Variant]:
     return [one for one in map(at_own, other) if one.name not in names and one.values != variant_inputs.SCALED]
 
 
-def halved_in_reserve(others: Iterable[Variant], halved: Keywords) -> list[Variant]:
-    """These layouts and values at halved sizes, each for a kernel that declines it at small primes: one that wants
-    whole tiles takes them still."""
-    changes = [one for one in others if one.values not in (variant_inputs.SCALED, variant_inputs.OTHER_NUMBERS)]
-    return [replace(one, name=f"{one.name}, halved sizes", keywords=halved, instead_of=one.name) for one in changes]
+def at_halved(one: Variant, halved: Keywords) -> Variant:
+    """The variant at halved sizes, for a kernel that declines it at small primes: one that wants whole tiles takes them
+    still."""
+    return replace(one, name=f"{one.name}, halved sizes", keywords=halved, instead_of=one.name)
 
 
 def at_own(one: Variant) -> Variant:
@@ -359,7 +360,13 @@ class Shapes:
         return sizes if sizes and self._takes(sizes) else []
 
     def tiny(self) -> bool:
-        return sum(tensor.nbytes for tensor in self.inputs) <= TINY_BYTES
+        return self._bytes() <= TINY_BYTES
+
+    def few_bytes(self) -> bool:
+        return self._bytes() <= OWN_BYTES
+
+    def _bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.inputs)
 
     def small(self, sizes: list[list[int]]) -> bool:
         """Are the inputs of these sizes no more than LARGE_BYTES?"""
@@ -414,7 +421,7 @@ class Shapes:
         if sum(tensor.nbytes for tensor in tensor_trees.input_tensors(changed)) > RUN_BYTES:
             return True
         try:
-            work_limit.limited(lambda: self._on_cpu(tensor_trees.on_cpu(changed)))
+            work_limit.limited(lambda: self._on_cpu([tensor_trees.place(one, "cpu") for one in changed]))
             return True
         except work_limit.TooMuchWork:
             return True

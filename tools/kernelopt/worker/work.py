@@ -194,8 +194,8 @@ class Operands(TorchDispatchMode):
     A reference may convert its operands before a product, for a product of 8-bit numbers runs nowhere on a CPU. So the
     dtype is the one that the numbers came in: conversions, copies and scales keep it, other arithmetic on 8-bit numbers
     gives 16 bits. A scale is a tensor that came from fewer elements, however it was expanded. uint8 counts as numbers
-    once it is converted: before that it may be a mask, or indices. Numbers that are put into a new tensor, as a sparse
-    weight's into zeros, keep their dtype too.
+    once it is converted: before that it may be a mask, or indices. Numbers that scatter or an index puts into a new
+    tensor, as a sparse weight's into zeros, keep their dtype too.
     """
 
     def __init__(self, flops_of: dict):
@@ -232,14 +232,15 @@ class Operands(TorchDispatchMode):
             self.windowed += flops if BITS[name] > 8 and has_winograd(operation, args, result) else 0
             self._keep(result, at_least_16_bits(name))
         elif operation in PUTTING and len(args) > PUTTING[operation]:
-            self._keep(result, self._put(args[0], args[PUTTING[operation]]))
-            self._filled.pop(result, None)
+            self._put(result, args[0], args[PUTTING[operation]])
         elif tensors and (function.is_view or operation in COPYING):
             self._keep(result, *self._copied(tensors[0], result))
         elif given:
             name = self._name(max(given, key=lambda tensor: (self._count(tensor), -BITS[self._name(tensor)])))
             scaled = operation in SCALING and len({self._count(tensor) for tensor in given}) == len(given)
             self._keep(result, name if scaled else at_least_16_bits(name))
+        if function._schema.is_mutable and operation not in PUTTING and tensors:
+            self._filled.pop(tensors[0], None)
         return result
 
     def _copied(self, source: torch.Tensor, result) -> tuple[str | None, int]:
@@ -248,10 +249,16 @@ class Operands(TorchDispatchMode):
         name = "int8" if became else self._name(source) if self._is_number(source) else None
         return name, min(self._count(source), result.numel() if isinstance(result, torch.Tensor) else source.numel())
 
-    def _put(self, into: torch.Tensor, source) -> str:
-        """The name of a tensor whose numbers were put into another one. A single number counts as nothing."""
-        names = [self._name(one) for one in (into, source) if isinstance(one, torch.Tensor) and one not in self._filled]
-        return widest(names) if names else self._name(into)
+    def _put(self, result, into: torch.Tensor, source) -> None:
+        """The numbers of `source` were put among those of `into`. A single number counts as nothing; neither do whole
+        numbers, as of a mask."""
+        given = [one for one in (into, source) if isinstance(one, torch.Tensor) and one not in self._filled]
+        names = [self._name(one) for one in given if one.dim() and self._is_number(one)]
+        if names:
+            self._keep(result, widest(names))
+            self._filled.pop(result, None)
+        elif into in self._filled:
+            self._filled[result] = True
 
     def _is_number(self, tensor: torch.Tensor) -> bool:
         return number_name(tensor.dtype) is not None or tensor in self._came_in

@@ -1,5 +1,6 @@
 """Ends a call on the CPU that takes too long for a trial. Imported by worker processes only."""
 
+import sys
 from collections.abc import Callable
 
 import torch
@@ -9,14 +10,18 @@ TRIAL_ELEMENTS = 1 << 25  # made by torch's operations: some 0.1 s on a core
 
 
 def limited(call: Callable):
-    """The result of the call, or TooMuchWork. What fails inside the limit is called again without it: compiled code may
-    not like to be watched."""
+    """The result of the call, or TooMuchWork. What fails inside the limit is called again without it, and what torch
+    compiles is called without it at once: a trace that fails because it is watched is kept, and fails later too."""
+    if "torch._dynamo" in sys.modules:
+        return call()
     try:
         with WorkLimit(TRIAL_ELEMENTS):
             return call()
     except TooMuchWork:
         raise
     except Exception:
+        if compiler := sys.modules.get("torch._dynamo"):
+            compiler.reset()
         return call()
 
 
