@@ -159,11 +159,11 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
     tried: dict[int, bool] = {}
     kept: dict[int, problem.Case] = {}
     failing: list[str] = []
-    kept_bytes, misled = 0, False
+    kept_bytes, reserve_bytes, misled = 0, 0, False
     shapes = ShownBytes(maker, workload)
     for number, (variant, seed) in enumerate(possible):
         shown = shapes.of(variant, seed)
-        most = variants.RESERVE_BYTES if variant.instead_of else variants.LARGE_BYTES
+        most = variants.RESERVE_BYTES - reserve_bytes if variant.instead_of else variants.LARGE_BYTES
         if shown is not None and shown > most:
             answers[number] = False
             continue
@@ -178,6 +178,7 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
         if variant.keywords and size > most:
             answers[number] = False
             continue
+        reserve_bytes += size if variant.instead_of else 0
         small = size <= size_trials.TRIED_BYTES and not variant.instead_of
         if small and (answer := runs(maker.loaded, case)) is not None:
             tried[number] = answer
