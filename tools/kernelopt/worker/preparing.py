@@ -1,7 +1,7 @@
 """The jobs before a candidate runs: the inputs of a task written to files, and its least work."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -153,49 +153,61 @@ def taken(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) 
 
     The trial runs on the CPU, because a process cannot use the GPU again after a failed access. Large inputs, much
     work, and what is in reserve count as taken where their layout or values were, or were not tried. So does every
-    input when the reference cannot run on a CPU, except whole numbers of our own, which may be indices out of range.
-    Keyword sizes whose inputs are too large to be judged are not made where shapes show it."""
-    answers: dict[int, bool] = {}
-    tried: dict[int, bool] = {}
-    kept: dict[int, problem.Case] = {}
-    failing: list[str] = []
-    kept_bytes, reserve_bytes, misled = 0, 0, False
-    shapes = ShownBytes(maker, workload)
+    input when the reference cannot run on a CPU, except whole numbers of our own, which may be indices out of range."""
+    made = tried(possible, maker, workload)
+    ran = made.ran if any(made.ran[at] and possible[at][0].values is None for at in made.ran) else {}  # on a CPU at all
+    of_change = {change: ran[at] for at in ran if (change := change_of(possible[at][0]))}
+    sound = [
+        SoundVariant(variant, seed, made.kept.get(number))
+        for number, (variant, seed) in enumerate(possible)
+        if number not in made.refused
+        and ran.get(number, of_change.get(change_of(variant), variant.values != variant_inputs.FLAGS))
+    ]
+    broken = (possible[at][0] for at in ran if not ran[at])
+    return Taken(sound, made.failing + [variant.name for variant in broken if variant.of_task], made.misled)
+
+
+@dataclass
+class Tried:
+    """What came of the variants, by number. refused: inputs that are too large, or could not be made. ran: does the
+    reference run on them, where that was tried? kept: some of the inputs. failing, misled: see Taken."""
+
+    refused: set[int] = field(default_factory=set)
+    ran: dict[int, bool] = field(default_factory=dict)
+    kept: dict[int, problem.Case] = field(default_factory=dict)
+    failing: list[str] = field(default_factory=list)
+    misled: bool = False
+
+
+def tried(possible: list[tuple[Variant, int]], maker: CaseMaker, workload: str) -> Tried:
+    """Make the inputs of each variant, and try the reference on small ones. Those of keyword sizes that are too large
+    to be judged are not made where shapes show it."""
+    found, shapes = Tried(), ShownBytes(maker, workload)
+    kept_bytes, reserve_bytes = 0, 0
     for number, (variant, seed) in enumerate(possible):
         shown = shapes.of(variant, seed)
         most = variants.RESERVE_BYTES - reserve_bytes if variant.instead_of else variants.LARGE_BYTES
         if shown is not None and shown > most:
-            answers[number] = False
+            found.refused.add(number)
             continue
         try:
             case = maker.case(workload, seed, variant)
         except Exception as error:
-            answers[number] = False
-            failing += [variant.name] if variant.of_task and not isinstance(error, ValueError) else []
-            misled |= shown is not None
+            found.refused.add(number)
+            found.failing += [variant.name] if variant.of_task and not isinstance(error, ValueError) else []
+            found.misled |= shown is not None
             continue
         size = sum(tensor.nbytes for tensor in [*tensor_trees.input_tensors(case.inputs), *case.state.values()])
         if variant.keywords and size > most:
-            answers[number] = False
+            found.refused.add(number)
             continue
         reserve_bytes += size if variant.instead_of else 0
         small = size <= size_trials.TRIED_BYTES and not variant.instead_of
         if small and (answer := runs(maker.loaded, case)) is not None:
-            tried[number] = answer
+            found.ran[number] = answer
         if kept_bytes + size <= KEPT_BYTES:
-            kept[number], kept_bytes = case, kept_bytes + size
-    of_change: dict[tuple, bool] = {}
-    if any(tried[number] and possible[number][0].values is None for number in tried):  # it can run on a CPU
-        answers |= tried
-        of_change = {change: tried[number] for number in tried if (change := change_of(possible[number][0]))}
-        broken = (possible[number][0] for number in tried if not tried[number])
-        failing += [variant.name for variant in broken if variant.of_task]
-    sound = [
-        SoundVariant(variant, seed, kept.get(number))
-        for number, (variant, seed) in enumerate(possible)
-        if answers.get(number, of_change.get(change_of(variant), variant.values != variant_inputs.FLAGS))
-    ]
-    return Taken(sound, failing, misled)
+            found.kept[number], kept_bytes = case, kept_bytes + size
+    return found
 
 
 def change_of(variant: Variant) -> tuple | None:
