@@ -63,7 +63,7 @@ class Case:
 
     @property
     def in_reserve(self) -> bool:
-        """Is it a variant at the task's own sizes or their halves, which only a kernel that declines others gets?"""
+        """Is it a variant that only a kernel which declines it at smaller sizes is called on?"""
         return self.variant is not None and self.variant.instead_of is not None
 
     @property
@@ -197,7 +197,7 @@ def _with_other(case: Case, cases: list[Case]) -> Case:
 
 
 def called_up(cases: Iterable[Case], declined: set[str | None]) -> list[Case]:
-    """The cases in reserve whose counterparts at other sizes were declined, by the names of these."""
+    """The cases in reserve whose counterparts at smaller sizes were declined, by the names of these."""
     return [case for case in cases if case.in_reserve and case.variant.instead_of in declined]
 
 

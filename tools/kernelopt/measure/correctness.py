@@ -167,7 +167,7 @@ def result_of(case: Case, fault: Fault | None, observed: Observed | None = None)
 
 
 def of_raised(fault: Fault, variant: Variant | None) -> Fault:
-    """The fault of a kernel that raised, on a variant of those that it declines."""
+    """The fault of a kernel that raised: DECLINED where it declines the variant."""
     return Fault(Status.DECLINED, fault.message[:200]) if is_declined(fault, variant) else fault
 
 

@@ -15,9 +15,9 @@ import sys
 from dataclasses import dataclass
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import tensor_trees
+from .watching import Watching
 
 BAND = 1 << 16  # bytes on either side
 ALIGNMENT = 512  # of CUDA's allocator; the bands are a multiple of it
@@ -132,14 +132,9 @@ class Guards:
         return any(block.broken() for block in self._blocks)
 
 
-class GuardedAllocation(TorchDispatchMode):
+class GuardedAllocation(Watching):
     """Inside the block, every tensor that torch allocates on `device` is guarded. Tensors that torch fills are still
     filled."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """torch would import all of torch._dynamo at the first call, to keep torch.compile out of the code below."""
-        return False
 
     def __init__(self, guards: Guards, device: str):
         super().__init__()

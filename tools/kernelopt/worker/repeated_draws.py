@@ -9,7 +9,8 @@ import weakref
 from collections.abc import Iterable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .watching import Watching
 
 DRAWN = 1_000_003  # numbers; a prime, so that no two rows of a matrix are equal
 LARGE = 4 * DRAWN
@@ -19,16 +20,12 @@ READING = torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape  # ite
 FACTORIES = {torch.ops.aten.randn.default, torch.ops.aten.rand.default}
 
 
-class RepeatedDraws(TorchDispatchMode):
+class RepeatedDraws(Watching):
     """Inside, a contiguous tensor of more than LARGE random numbers on the CPU gets DRAWN of them, again and again.
 
     The CPU draws one number after the other: two bf16 matrices of 45 million took 3 s on the host of an H100, and a
     verdict on two cases builds the reference 17 times.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in guards.GuardedAllocation: torch would import all of torch._dynamo
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}

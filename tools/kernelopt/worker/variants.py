@@ -102,10 +102,10 @@ def of_keywords(
         return made
     if own_sizes and shapes.small([]):
         made += at_own_sizes(shapes, layouts_too=False)
-    if halved := {} if shapes.tiny() else keyword_sizes.halved(sizes, possible):
+    halved = {} if shapes.tiny() else keyword_sizes.halved(sizes, possible)
+    if halved:
         return made + [at_halved(one, halved) for one in others if one.values not in NOT_HALVED]
-    names = {one.name for one in made}
-    return made + [one for one in map(at_own, others) if one.name not in names and shapes.few_bytes()]
+    return made + (besides(made, map(at_own, others)) if shapes.few_bytes() else [])
 
 
 def other_numbers(numbers: Variant, small: Keywords, larger: Keywords) -> list[Variant]:
@@ -209,9 +209,14 @@ def alone(group: Group, size_of) -> str:
 def in_reserve(made: list[Variant], small: Sizes) -> list[Variant]:
     """The layouts and values of those sizes at the workload's own, each for a kernel that declines the other
     (`instead_of`)."""
-    names = {one.name for one in made}
     other = [one for one in made if one.sizes == small and (one.layout != PLAIN or one.values)]
-    return [one for one in map(at_own, other) if one.name not in names and one.values != variant_inputs.SCALED]
+    return [one for one in besides(made, map(at_own, other)) if one.values != variant_inputs.SCALED]
+
+
+def besides(made: list[Variant], more: Iterable[Variant]) -> list[Variant]:
+    """Those that are not made yet, by their names."""
+    names = {one.name for one in made}
+    return [one for one in more if one.name not in names]
 
 
 def at_halved(one: Variant, halved: Keywords) -> Variant:

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from .watching import Watching
 
 TRIAL_ELEMENTS = 1 << 25  # made by torch's operations: some 0.1 s on a core
 
@@ -29,14 +30,9 @@ class TooMuchWork(Exception):
     """The operations inside a `WorkLimit` made more elements than it allows."""
 
 
-class WorkLimit(TorchDispatchMode):
+class WorkLimit(Watching):
     """Inside, the operation of torch after which more than `elements` have been made in all raises TooMuchWork. Small
     inputs may be much work: the scores of 16,384 queries of width 1 take a second."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """See guards.GuardedAllocation."""
-        return False
 
     def __init__(self, elements: int):
         super().__init__()
