@@ -338,7 +338,7 @@ PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
     *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
     *("gated_output", "bias_attention", "norm_conv", "int4_prefill", "block_sparse_linear", "gated_mlp_gradient"),
-    *("mla_verify", "experts_fp8", "fp8_attention"),
+    *("mla_verify", "experts_fp8", "fp8_attention", "sparse_linear"),
 ]
 
 

@@ -24,7 +24,7 @@ NEAR_PCT, FAR_PCT = 90.0, 70.0
 # The figures here, in …AFTER_V0 and SUSTAINED_IN_TRIALS are those of the trials in evals/README.md.
 FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
-SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 18 of 22 trials the faster kernel ended at 84 to 106 %"
+SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 18 of 23 trials the faster kernel ended at 84 to 106 %"
 AFTER_V0 = (
     f"in twelve trials that stood at {FAR_PCT:.0f} to {NEAR_PCT:.0f} % of the bare operations' rate, or had no such "
     "share, what followed brought under 1 % in five, 2.1 to 8.4 % in seven, for 40 s to three minutes of the GPU"
