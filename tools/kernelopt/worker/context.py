@@ -10,7 +10,17 @@ from pathlib import Path
 
 import torch
 
-from . import artefacts, builds, children, compiler_errors, interpreter, named_devices, problem, tensor_trees
+from . import (
+    artefacts,
+    builds,
+    children,
+    compiler_errors,
+    interpreter,
+    light_headers,
+    named_devices,
+    problem,
+    tensor_trees,
+)
 from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
 from .tripwire import Snapshot, Tripwire
 
@@ -89,8 +99,11 @@ class Candidate:
 
     def __init__(self, context: Context, path: str):
         self.path, self.device = Path(path), context.device
+        builds_extensions = compiler_errors.uses_extensions(self.path)
+        if builds_extensions:
+            light_headers.install()
         compiler_errors.watch(self.path)
-        if compiler_errors.uses_extensions(self.path):
+        if builds_extensions:
             builds.keep_apart()
         self._snapshot = Snapshot()
         self._tripwire = Tripwire(self.path, **context.rules)

@@ -61,6 +61,7 @@ class Extensions:
         def compiled(*arguments, **options):
             return self._compile(build, names.bind(*arguments, **options).arguments)
 
+        compiled.__signature__ = names
         cpp_extension._jit_compile = compiled
 
     def _compile(self, build: Callable, given: dict):
