@@ -111,7 +111,7 @@ run_tests() { # a name, options of pytest; 5 is its exit code when the arguments
   "$python" -m pytest -q --dist worksteal --junitxml "$result" "$@" "${arguments[@]}"
 }
 
-at_once() { # how many tests share the GPU: at most 16, a core and 8 GiB of its memory each (of 12 on 80 GiB, 3 of 364 found none)
+at_once() { # how many tests share the GPU: at most 16, a core and 8 GiB of its memory each
   local mib
   mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits 2>/dev/null | sort -n | head -1)
   printf '%s\n' 16 "$(nproc)" "$((${mib:-131072} / 8192))" | sort -n | head -1

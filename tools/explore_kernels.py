@@ -186,7 +186,7 @@ def plan_of(
     """The exploration's plan. device: the name of the GPU, or of what stands in for it."""
     cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {device}")
     if slow := sum(candidates.compiles_torch(entry.source) for entry in entries):
-        cost = "about a minute of processor time each"
+        cost = "about 45 s of processor time each"
         cli.say(f"{slow} of {len(entries)} compile torch's headers, {cost}; to leave them out: {WITHOUT_HEADERS}")
     return run.Plan(
         subject,

@@ -60,8 +60,9 @@ def files(folder: str, wanted: Callable[[Path], bool] = lambda _: True, gpu: boo
     ]
 
 
-def is_caught_by_timing(path: Path) -> bool:
-    return constant(path, "CAUGHT_BY") == "timing"
+def needs_the_gpu_alone(path: Path) -> bool:
+    """It is timed, or takes the memory that others would need."""
+    return constant(path, "CAUGHT_BY") == "timing" or path.stem == "eats_gpu_memory"
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +159,12 @@ def check_cheat_on_gpu(path: Path, sandbox: Sandbox, folder: Path) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.at_once
-@pytest.mark.parametrize("path", files("cheats", lambda path: not is_caught_by_timing(path), gpu=True))
+@pytest.mark.parametrize("path", files("cheats", lambda path: not needs_the_gpu_alone(path), gpu=True))
 def test_a_cheat_lands_in_its_status_on_a_gpu(path, gpu_sandbox, tmp_path):
     check_cheat_on_gpu(path, gpu_sandbox, tmp_path)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", files("cheats", is_caught_by_timing, gpu=True))
-def test_a_cheat_lands_in_its_status_when_it_is_timed_on_a_gpu(path, gpu_sandbox, tmp_path):
+@pytest.mark.parametrize("path", files("cheats", needs_the_gpu_alone, gpu=True))
+def test_a_cheat_that_has_the_gpu_alone_lands_in_its_status(path, gpu_sandbox, tmp_path):
     check_cheat_on_gpu(path, gpu_sandbox, tmp_path)
