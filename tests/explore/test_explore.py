@@ -598,7 +598,7 @@ def test_processes_that_have_started_cuda_take_no_more_room(monkeypatch):
 
 
 def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
-    """The second is 0.4 % slower where its inputs lie first, and 0.4 % faster in the two other places."""
+    """The second is 0.4 % slower where its inputs lie first, and 0.4 % faster in the other places."""
 
     class Placed(Timed):
         def ask(self, timeout_s: float, **order) -> dict:
@@ -611,9 +611,28 @@ def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
         entrant.status = Status.OK
     race = Race(both, time.monotonic() + 60)
     race.run(last=True, say=lambda text: None)
-    assert [entrant.process.moves for entrant in both] == [2, 2]
+    assert [entrant.process.moves for entrant in both] == [halving.PLACEMENTS - 1] * 2
     assert race.rounds >= halving.PLACEMENTS * halving.ROUNDS_A_PLACEMENT
     assert [entrant.name for entrant in run.ranked(both)] == ["second", "first"]
+
+
+def test_where_moving_takes_long_the_rounds_take_twice_as_long(folder, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("kernelopt.explore.race.time.monotonic", lambda: now[0])
+    both = racing(folder, {"first": 100.0, "second": 100.1})
+    for entrant in both:
+        entrant.status = Status.OK
+        monkeypatch.setattr(entrant, "move", lambda limit: now.__setitem__(0, now[0] + 0.5))
+    race, ran = Race(both, 1000.0), []
+
+    def one_round(running):
+        ran.append(now[0])
+        now[0] += 0.2
+
+    monkeypatch.setattr(race, "one_round", one_round)
+    race.final()
+    gaps = [round(later - earlier, 1) for earlier, later in itertools.pairwise(ran)]
+    assert gaps.count(1.2) == 2 and len(ran) == 3 + 10 + 7  # half a second; a move of 1 s and 2 s; a move and 1.4 s
 
 
 def test_what_torch_compiles_waits_in_a_process_that_has_loaded_its_compiler(folder):

@@ -13,6 +13,7 @@ TURN_US = 3000.0  # of calls in a candidate's turn
 CALLS = (4, 10)  # in a turn: at least, at most; even, since values may make one of the two inputs more work
 FINAL_S = 6.0  # for the leaders, once the race is over
 MOVE_S = 60.0
+ROUNDS_A_MOVE = 2.0  # where large inputs take long to move: the rounds then take this many times as long
 
 
 class Race:
@@ -57,9 +58,12 @@ class Race:
             leaders = self.finalists()
             if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
                 return
+            began = time.monotonic()
             for entrant in leaders if placement else ():
                 entrant.move(MOVE_S)
-            part_end = time.monotonic() + (end - time.monotonic()) / (halving.PLACEMENTS - placement)
+            moved = time.monotonic()
+            share = (end - moved) / (halving.PLACEMENTS - placement)
+            part_end = min(end, moved + max(share, ROUNDS_A_MOVE * (moved - began)))
             for _ in range(halving.ROUNDS_A_PLACEMENT):
                 if self.finalists() and time.monotonic() < part_end:
                     self.one_round(self.finalists())
