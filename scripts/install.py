@@ -34,7 +34,7 @@ LOOK_DEEP = ("codex", "cursor", "opencode", "agents")
 # What a copy of the router holds beside the links to its sub-skills: what agents read and run.
 NEEDED = (
     *(".gitignore", "SKILL.md", "README.md", "pyproject.toml"),
-    *("docs", "examples", "gpu-wiki", "reference", "scripts", "tools"),
+    *("benchmarks", "docs", "evals", "examples", "gpu-wiki", "reference", "scripts", "tools"),
 )
 MADE_BY_USE = {".venv", "__pycache__", ".pytest_cache", ".ruff_cache"}  # not copied, and no change of a copy
 RECORD = f".{ROUTER}.json"  # in the skills folder: what this script put there

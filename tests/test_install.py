@@ -31,7 +31,7 @@ INSTALLER = runpy.run_path(str(BUNDLE / "scripts" / "install.py"))  # its names
 CLIENTS = INSTALLER["CLIENTS"]
 MOVED = {variable for _, variable, _, _ in CLIENTS.values() if variable}  # they move the skills folder of a client
 MODES = {"link": [], "copy": ["--copy"]}
-NOT_NEEDED = {".agents", ".ci", ".claude-plugin", ".package", "AGENTS.md", "benchmarks", "evals", "tests"}
+NOT_NEEDED = {".agents", ".ci", ".claude-plugin", ".package", "AGENTS.md", "tests"}
 
 
 class Machine:
@@ -114,7 +114,7 @@ def small_bundle(folder: Path) -> Path:
         (folder / name).mkdir(parents=True)
         for file in (BUNDLE / name).glob("*.*"):
             shutil.copy(file, folder / name)
-    for name in ("reference", "gpu-wiki", "examples", "docs"):
+    for name in ("reference", "gpu-wiki", "examples", "docs", "benchmarks", "evals"):
         (folder / name).mkdir()
         (folder / name / "README.md").write_text(name)
     for name in (".gitignore", "SKILL.md", "README.md", "pyproject.toml"):
@@ -361,6 +361,25 @@ def test_every_path_that_the_skills_name_is_in_a_copy(installed):
     }
     assert len(named) >= 20
     assert [path for path in named - {"tools/x.py"} if not (root / path).exists()] == []
+
+
+def test_every_link_in_a_copy_leads_somewhere_in_it(installed):
+    """But those to AGENTS.md, which is for who works on the bundle: in a project of others, clients would follow it."""
+    root = (installed / ROUTER).resolve()
+    pages = [
+        page
+        for folder in ("docs", "evals", "benchmarks", "gpu-wiki", "examples")
+        for page in (root / folder).rglob("*.md")
+    ]
+    dead, links = set(), 0
+    for page in [*root.glob("*.md"), *pages]:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s#]+)", text):
+            if "://" not in target:
+                links += 1
+                if not (page.parent / target).exists():
+                    dead.add((page.parent / target).resolve().relative_to(root).as_posix())
+    assert links > 900 and dead <= {"AGENTS.md"}
 
 
 def test_a_copy_holds_what_is_needed_and_no_more(machine, tmp_path):
