@@ -108,6 +108,18 @@ def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem, inte
     assert verify.verify(interpreter, KernelUnderTest(**problem), seeds=2).status == "OK"
 
 
+def test_no_garbage_is_looked_for_while_torch_is_imported():
+    """That took a seventh of the import. Afterwards it is looked for."""
+    code = """import gc, runpy, sys
+    sys.argv[1:] = ["once"]
+    try: runpy.run_module("kernelopt.worker", run_name="__main__")
+    except ValueError: pass  # it needs a request
+    print("torch" in sys.modules, gc.isenabled(), gc.get_stats()[1]["collections"])""".replace("\n    ", "\n")
+    done = subprocess.run([sys.executable, "-c", code], cwd=BUNDLE / "tools", capture_output=True, text=True)
+    loaded, enabled, looks = done.stdout.split()
+    assert loaded == enabled == "True" and int(looks) < 10, done.stderr  # 34 where it is not disabled
+
+
 def test_a_worker_that_does_not_start_is_a_lack_and_says_why(monkeypatch):
     monkeypatch.setattr(fork_server, "WORKER", [sys.executable, "-c", "raise SystemExit('no such library')"])
     with Sandbox("cpu-interpreter") as own, pytest.raises(EnvironmentLacks, match="does not start: no such library"):

@@ -1,5 +1,6 @@
 """`python -m kernelopt.worker serve SOCKET_FD`; under a profiler `… once REQUEST_FILE RESULT_FILE STARTER [AHEAD]`."""
 
+import gc
 import json
 import os
 import sys
@@ -9,8 +10,10 @@ from . import triton_hash
 
 is_compiling_server = __name__ == "__main__" and sys.argv[1] == "serve" and os.environ.get("TRITON_INTERPRET") != "1"
 hashing = triton_hash.computed_beside() if is_compiling_server else None
+gc.disable()  # an import leaves next to no garbage; looking for it takes a seventh of torch's
 from . import server  # imports torch
 
+gc.enable()
 sys.dont_write_bytecode = True  # from here on: what a candidate imports leaves no file, nor does what it starts
 os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 
