@@ -97,10 +97,12 @@ def judge(case: Case, folder: Path, answer: str) -> list[str]:
 
 def install_bundle(folder: Path, client: str) -> Path:
     """Install the bundle for one client into an agent's folder, as install.sh --copy does, but without evals/, which
-    has the checkers. Nothing in it leads back to this bundle. The folder of the router skill."""
+    has the checkers, and without benchmarks/, which solves problems like those of the cases. Nothing in it leads back
+    to this bundle. The folder of the router skill."""
     skills = install.skills_folder(client, folder)
     install.install(skills, copy=True)
-    shutil.rmtree(skills / install.ROUTER / "evals")
+    for name in ("evals", "benchmarks"):
+        shutil.rmtree(skills / install.ROUTER / name)
     return skills / install.ROUTER
 
 

@@ -616,23 +616,39 @@ def test_leaders_are_timed_again_with_their_inputs_elsewhere(folder):
     assert [entrant.name for entrant in run.ranked(both)] == ["second", "first"]
 
 
-def test_where_moving_takes_long_the_rounds_take_twice_as_long(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("move_s", "round_s", "left_s", "rounds"),
+    [
+        (0.02, 0.01, 900.0, [15] * 12),
+        (0.3, 0.2, 900.0, [10, 3, 3, 3, 5]),
+        (1.0, 0.05, 900.0, [15, 15, 51]),  # a third move would leave no time for as many rounds
+        (3.0, 0.05, 900.0, [15, 46]),
+        (6.0, 0.05, 900.0, [15]),
+        (0.8, 0.05, 1.0, [7]),
+    ],
+)
+def test_where_moving_takes_long_the_inputs_lie_in_fewer_places(folder, monkeypatch, move_s, round_s, left_s, rounds):
     now = [100.0]
     monkeypatch.setattr("kernelopt.explore.race.time.monotonic", lambda: now[0])
     both = racing(folder, {"first": 100.0, "second": 100.1})
-    for entrant in both:
-        entrant.status = Status.OK
-        monkeypatch.setattr(entrant, "move", lambda limit: now.__setitem__(0, now[0] + 0.5))
-    race, ran = Race(both, 1000.0), []
+    ran = [0]
+
+    def move(limit):
+        now[0] += move_s
+        ran.append(0)
 
     def one_round(running):
-        ran.append(now[0])
-        now[0] += 0.2
+        now[0] += round_s
+        ran[-1] += 1
 
+    for entrant in both:
+        entrant.status = Status.OK
+    monkeypatch.setattr(both[0], "move", move)
+    monkeypatch.setattr(both[1], "move", lambda limit: None)
+    race = Race(both, 100.0 + left_s)
     monkeypatch.setattr(race, "one_round", one_round)
     race.final()
-    gaps = [round(later - earlier, 1) for earlier, later in itertools.pairwise(ran)]
-    assert gaps.count(1.2) == 2 and len(ran) == 3 + 10 + 7  # half a second; a move of 1 s and 2 s; a move and 1.4 s
+    assert [number for number in ran if number] == rounds
 
 
 def test_what_torch_compiles_waits_in_a_process_that_has_loaded_its_compiler(folder):

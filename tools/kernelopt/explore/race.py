@@ -14,6 +14,7 @@ CALLS = (4, 10)  # in a turn: at least, at most; even, since values may make one
 FINAL_S = 6.0  # for the leaders, once the race is over
 MOVE_S = 60.0
 ROUNDS_A_MOVE = 2.0  # where large inputs take long to move: the rounds then take this many times as long
+FIRST_SHARE = 1 / 3  # of FINAL_S, at most, where the inputs lie first: how long moving takes is not known yet
 
 
 class Race:
@@ -53,20 +54,26 @@ class Race:
     def final(self) -> None:
         """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too.
         Probes, which no gate judges, have no part in them: they were five of seven in the lead, and most of 8 s."""
-        end = min(self.until, time.monotonic() + FINAL_S)
+        end, moving_s = min(self.until, time.monotonic() + FINAL_S), 0.0
         for placement in range(halving.PLACEMENTS):
-            leaders = self.finalists()
-            if sum(not entrant.is_opponent for entrant in leaders) < 2 or time.monotonic() > end:
-                return
             began = time.monotonic()
-            for entrant in leaders if placement else ():
+            left_s = end - began
+            if sum(not entrant.is_opponent for entrant in self.finalists()) < 2 or left_s < 0:
+                return
+            if left_s < (1 + ROUNDS_A_MOVE) * moving_s:  # another move is not worth its time
+                self.rounds_among_leaders(halving.PLACEMENTS * halving.ROUNDS_A_PLACEMENT, end)
+                return
+            for entrant in self.finalists() if placement else ():
                 entrant.move(MOVE_S)
-            moved = time.monotonic()
-            share = (end - moved) / (halving.PLACEMENTS - placement)
-            part_end = min(end, moved + max(share, ROUNDS_A_MOVE * (moved - began)))
-            for _ in range(halving.ROUNDS_A_PLACEMENT):
-                if self.finalists() and time.monotonic() < part_end:
-                    self.one_round(self.finalists())
+            moving_s = time.monotonic() - began
+            share_s = FIRST_SHARE * left_s if not placement else left_s / (halving.PLACEMENTS - placement)
+            until = began + moving_s + max(share_s, ROUNDS_A_MOVE * moving_s)
+            self.rounds_among_leaders(halving.ROUNDS_A_PLACEMENT, min(end, until))
+
+    def rounds_among_leaders(self, most: int, until: float) -> None:
+        for _ in range(most):
+            if self.finalists() and time.monotonic() < until:
+                self.one_round(self.finalists())
 
     def make_room(self, most: int) -> None:
         """End all processes but those of `most` entrants: of the fastest candidate, then the one that ratios refer to,

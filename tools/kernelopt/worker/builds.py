@@ -27,6 +27,7 @@ TURN, USED = "turn", "used"  # files of a folder: locked by the process that bui
 PRINTED = "compiler_output.txt"  # in a folder, where the compiler printed something
 _last_built: dict[str, str] = {}  # name of an extension -> key of the content that this process built last under it
 _in_use: dict[Path, IO] = {}  # by folder: the file of a build that this process loaded, locked until it ends
+_kept_apart: set[Path] = set()  # folders that were chosen here
 
 
 def keep_apart() -> None:
@@ -56,6 +57,7 @@ def kept_apart(build: Callable, versions: dict) -> Callable:
             return build(*arguments, **options)
         key, name = content_key(given), str(given["name"])
         folder = Path(root, key)
+        _kept_apart.add(folder)
         with turn_in(folder):
             is_new = not (folder / USED).exists()
             if _last_built.pop(name, None) != key:
@@ -71,6 +73,11 @@ def kept_apart(build: Callable, versions: dict) -> Callable:
 
     built.by_content = True
     return built
+
+
+def is_kept_apart(folder: Path) -> bool:
+    """Was the folder chosen here, for one content?"""
+    return folder in _kept_apart
 
 
 def printed_of(extensions: list[str]) -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,15 +78,18 @@ class Extensions:
             built = Path(given["build_directory"]).glob("*.so")  # which may lie elsewhere
             self.files += [os.path.relpath(path, self._folder) for path in built]
         else:
-            for source in sources:
-                if source.endswith(".cu"):
-                    self._device_code(source, given)
+            device = [source for source in sources if source.endswith(".cu")]
+            parts = [self._device_code(at, source, given) for at, source in enumerate(device)]
+            self.files += [name for name, _ in parts]
+            self.log += "".join(log for _, log in parts)
         return Built(given["name"])
 
-    def _device_code(self, source: str, given: dict) -> None:
-        """The code for the GPU alone, where there are no libraries of that vendor to link with."""
+    def _device_code(self, at: int, source: str, given: dict) -> tuple[str, str]:
+        """The code for the GPU alone, where there are no libraries of that vendor to link with: the name of its file,
+        and what the compiler printed. at: the source's number in its extension."""
         command = self._nvcc if self._target.is_nvidia else self._hipcc
-        path = self._folder / f"cuda-{len(self.files)}.{'cubin' if self._target.is_nvidia else 'amdgcn'}"
+        suffix = "cubin" if self._target.is_nvidia else "amdgcn"
+        path = self._folder / f"cuda-{len(self.files) + at}.{suffix}"
         done = subprocess.run(
             [*command(source, given), "-o", str(path)],
             stdout=subprocess.PIPE,
@@ -98,8 +102,7 @@ class Extensions:
             raise Stop(self.lacking)
         if done.returncode:
             raise RuntimeError(f"Error building extension '{given['name']}':\n{done.stdout}")
-        self.log += done.stdout
-        self.files.append(path.name)
+        return path.name, done.stdout
 
     def _nvcc(self, source: str, given: dict) -> list[str]:
         from torch.utils import cpp_extension
@@ -112,8 +115,7 @@ class Extensions:
         from torch.utils import cpp_extension
         from torch.utils.hipify import hipify_python
 
-        folder = self._folder / f"hip-{len(self.files)}"
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(prefix="hip-", dir=self._folder))
         copy = folder / Path(source).name
         copy.write_bytes(Path(source).read_bytes())
         result = hipify_python.hipify(

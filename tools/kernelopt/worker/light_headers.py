@@ -2,34 +2,33 @@
 
 `#include <torch/extension.h>` also reads torch::nn, torch::optim, torch::data and torch::jit, which a kernel seldom
 uses, and nvcc reads them three times. Here two headers of light_headers/ take the place of torch/all.h and
-torch/python.h, which torch/extension.h includes. What lacks a name then is compiled with torch's own headers.
+torch/python.h, which torch/extension.h includes. What does not compile so is compiled with torch's own headers. Only a
+source that asks with #ifdef for a macro of the frontend would become another program.
 """
 
 import functools
 import inspect
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from . import compiler_errors
+from . import builds
 
 FOLDER = Path(__file__).with_name("light_headers")
+REPLACED = ("torch/all.h", "torch/python.h")
 WITH_PYTHON = "-DLIGHT_HEADERS_WITH_PYTHON"  # for nvcc: torch/python.h is not empty
 SPEAKS_TO_PYTHON = re.compile(rb"(?i:pybind11)|\bpy::|\bPy_?[A-Z]|\bTHP")
-OWN = "own_headers"  # a file of a build's folder: the light headers lacked a name
-# What g++ and nvcc say of a name that is not declared; of a macro they say that its arguments are not.
-LACKING = re.compile(
-    r"undefined|declared|declaration|no (named )?member|not a member|class or namespace|does not name|incomplete"
-    r"|no instance|no matching|not a template|type name|No such file"
-)
+OWN = "own_headers"  # a file of a build's folder: it did not compile with the light ones
+# Of what reads the source: "k.cu(3): error: …" (nvcc), "main.cpp:3:5: error: …" (g++, clang). ptxas, which may refuse
+# what was read, and the linker name no line of it.
+IN_THE_SOURCE = re.compile(r"(\(\d+\)|:\d+): (fatal |catastrophic )?error\b")
 
 
 @functools.cache
 def install() -> None:
-    """From here on in this process, extensions with a folder below TORCH_EXTENSIONS_DIR are compiled so. Before
+    """From here on in this process, extensions that have a folder of builds.py are compiled so. Before
     compiler_errors.watch, which shall see what comes of an extension, and not each attempt. Not on ROCm, where torch
     translates the headers that it is given."""
     from torch.utils import cpp_extension
@@ -46,13 +45,13 @@ def lightened(build: Callable, versions: dict) -> Callable:
 
     def built(*arguments, **options):
         given = signature.bind(*arguments, **options).arguments
-        folder, root = Path(given.get("build_directory") or ""), os.environ.get("TORCH_EXTENSIONS_DIR")
-        if not root or folder.parent != Path(root) or (folder / OWN).exists():
+        folder = Path(given.get("build_directory") or "")
+        if not builds.is_kept_apart(folder) or (folder / OWN).exists() or brings_its_own(given):
             return build(*arguments, **options)
         try:
             return build(**{**given, **with_light_headers(given)})
         except RuntimeError as error:
-            if not LACKING.search(compiler_errors.errors_of(str(error))):
+            if not IN_THE_SOURCE.search(str(error)):
                 raise
         (folder / OWN).touch()
         versions.pop(given["name"], None)
@@ -62,9 +61,15 @@ def lightened(build: Callable, versions: dict) -> Callable:
     return built
 
 
+def brings_its_own(given: dict) -> bool:
+    """Does a folder of the kernel's hold a header of a replaced name?"""
+    folders = given.get("extra_include_paths") or []
+    return any(Path(folder, name).exists() for folder in folders for name in REPLACED)
+
+
 def with_light_headers(given: dict) -> dict:
-    """The arguments of a build that change."""
-    changed = {"extra_include_paths": [str(FOLDER), *(given.get("extra_include_paths") or [])]}
+    """The arguments of a build that change. Of a verbose one torch's error would not hold what the compiler said."""
+    changed = {"extra_include_paths": [str(FOLDER), *(given.get("extra_include_paths") or [])], "verbose": False}
     if speaks_to_python(given["sources"]):
         changed["extra_cuda_cflags"] = [*(given.get("extra_cuda_cflags") or []), WITH_PYTHON]
     return changed
