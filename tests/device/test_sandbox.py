@@ -109,7 +109,7 @@ def test_a_kernel_that_kills_the_server_does_not_stop_the_next_run(problem, inte
 
 
 def test_no_garbage_is_looked_for_while_torch_is_imported():
-    """That took a seventh of the import. Afterwards it is looked for."""
+    """That took a fifth of the import. Afterwards it is looked for."""
     code = """import gc, runpy, sys
     sys.argv[1:] = ["once"]
     try: runpy.run_module("kernelopt.worker", run_name="__main__")

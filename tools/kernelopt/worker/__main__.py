@@ -10,7 +10,7 @@ from . import triton_hash
 
 is_compiling_server = __name__ == "__main__" and sys.argv[1] == "serve" and os.environ.get("TRITON_INTERPRET") != "1"
 hashing = triton_hash.computed_beside() if is_compiling_server else None
-gc.disable()  # an import leaves next to no garbage; looking for it takes a seventh of torch's
+gc.disable()  # an import leaves next to no garbage; looking for it takes a fifth of torch's
 from . import server  # imports torch
 
 gc.enable()
