@@ -93,7 +93,7 @@ def builds_cuda(source: str) -> bool:
 
 
 def compiles_torch(source: str) -> bool:
-    """Does the text build CUDA C++ with torch's headers? That takes some 45 s of a processor. Files that it
+    """Does the text build CUDA C++ with torch's headers? Files that it
     builds and does not hold itself count as such, since `load` binds them by these headers as a rule."""
     inline = "load_inline(" in source and "no_implicit_headers" not in source
     of_files = builds_cuda(source) and LOADS_FILES.search(source) and "#include" not in source

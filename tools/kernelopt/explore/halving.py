@@ -19,9 +19,8 @@ HOPELESS = 3.0
 SLOWER = 0.01
 # The race is over when each ratio to the leader is known to this.
 KNOWN = 0.005
-# Leaders are then timed again as the gate does it, with their inputs in other places of the memory. Five explorations
-# on an H200 timed two kernels of 33 us in twelve places: all together gave the gate's choice each time, and a fifth of
-# all choices of three places the other kernel.
+# Leaders are then timed again as the gate does it, with their inputs in other places of the memory. Why twelve:
+# benchmarks/README.md.
 PLACEMENTS, ROUNDS_A_PLACEMENT = 12, 15
 
 

@@ -1,9 +1,9 @@
 """torch's C++ headers without its C++ frontend, for the kernels that torch's load and load_inline build.
 
-`#include <torch/extension.h>` also reads torch::nn, torch::optim, torch::data and torch::jit, which a kernel seldom
-uses, and nvcc reads them three times. Here two headers of light_headers/ take the place of torch/all.h and
-torch/python.h, which torch/extension.h includes. What does not compile so is compiled with torch's own headers. Only a
-source that asks with #ifdef for a macro of the frontend would become another program.
+`#include <torch/extension.h>` also reads what a kernel seldom uses, torch::nn above all, and nvcc reads it in each of
+its passes. Here two headers of light_headers/ take the place of torch/all.h and torch/python.h, which it includes, and
+a third one guards pybind11. What does not compile so is compiled with torch's own headers. Only a source that asks with
+#ifdef for a macro of the frontend would compile to something else.
 """
 
 import functools
