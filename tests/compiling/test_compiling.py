@@ -481,6 +481,21 @@ def test_nvccs_errors_are_told_with_file_and_line(folder, compile_here):
     assert "nvcc -" not in result["error"]
 
 
+@needs_nvcc
+@pytest.mark.parametrize(
+    ("host", "flags", "error"), [("int f() { return 1; }", ["-DF=1"], None), ("int f() {", [], "k.cpp")]
+)
+def test_the_part_for_the_host_is_compiled_too(folder, compile_here, host, flags, error):
+    (folder / "c/k.cu").write_text(CUDA.format(factor=2))
+    (folder / "c/k.cpp").write_text(f"#include <cuda_runtime.h>\n{host}\n")
+    both = '[__file__.replace(".py", ".cpp"), __file__.replace(".py", ".cu")]'
+    text = CUDA_KERNEL.replace('[__file__.replace(".py", ".cu")]', f"{both}, extra_cflags={flags}")
+    (folder / "c/k.py").write_text(text)
+    result = compile_only(folder, compile_here, "--card", "h100-sxm", code=1 if error else 0)
+    assert result["status"] == ("COMPILE_ERROR" if error else "OK")
+    assert len(result["kernels"]) == (0 if error else 1) and (error or "") in (result["error"] or "")
+
+
 def test_without_a_compiler_it_says_which(tmp_path, h100):
     for target, said in ((h100, extensions.NO_NVCC), (targets.of_page(wiki.product("mi300x")), extensions.NO_HIPCC)):
         built = extensions.Extensions(target.for_worker(), None, tmp_path)

@@ -7,6 +7,7 @@ import subprocess
 import sysconfig
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ MISSING_HEADERS = {
     "cusolver_common.h": "typedef int cusolverStatus_t;\n",
     "cusolverDn.h": "typedef struct cusolverDnContext* cusolverDnHandle_t;\n",
 }
+HOST_SUFFIXES = (".cpp", ".cc", ".cxx")
 LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
 NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
 NOT_LINKED = re.compile(r"\bld\S*: cannot find -lcu")
@@ -78,37 +80,53 @@ class Extensions:
             built = Path(given["build_directory"]).glob("*.so")  # which may lie elsewhere
             self.files += [os.path.relpath(path, self._folder) for path in built]
         else:
-            device = [source for source in sources if source.endswith(".cu")]
-            parts = [self._device_code(at, source, given) for at, source in enumerate(device)]
-            self.files += [name for name, _ in parts]
-            self.log += "".join(log for _, log in parts)
+            self._compile_apart(sources, given)
         return Built(given["name"])
 
+    def _compile_apart(self, sources: list[str], given: dict) -> None:
+        """Each file by itself, where there are no libraries of that vendor to link with. The part for the host is
+        compiled for its errors alone, and not for AMD, whose torch would first translate it."""
+        device = [source for source in sources if source.endswith(".cu")]
+        host = [source for source in sources if source.endswith(HOST_SUFFIXES) and self._target.is_nvidia]
+        with ThreadPoolExecutor() as pool:
+            checked = [pool.submit(self._host_code, source, given) for source in host]
+            parts = [*pool.map(lambda at: self._device_code(at, device[at], given), range(len(device)))]
+            for one in checked:
+                one.result()
+        self.files += [name for name, _ in parts]
+        self.log += "".join(log for _, log in parts)
+
+    def _host_code(self, source: str, given: dict) -> None:
+        """The part for the host, through nvcc, which knows where CUDA's headers are."""
+        own = [part for flag in given.get("extra_cflags") or [] for part in ("-Xcompiler", flag)]
+        with tempfile.NamedTemporaryFile(suffix=".o", dir=self._folder) as unused:
+            self._run([self._compiler, "-c", *self._flags(given, own), source, "-o", unused.name], given)
+
     def _device_code(self, at: int, source: str, given: dict) -> tuple[str, str]:
-        """The code for the GPU alone, where there are no libraries of that vendor to link with: the name of its file,
-        and what the compiler printed. at: the source's number in its extension."""
+        """The code for the GPU: the name of its file, and what the compiler printed. at: the source's number in its
+        extension."""
         command = self._nvcc if self._target.is_nvidia else self._hipcc
         suffix = "cubin" if self._target.is_nvidia else "amdgcn"
         path = self._folder / f"cuda-{len(self.files) + at}.{suffix}"
+        return path.name, self._run([*command(source, given), "-o", str(path)], given)
+
+    def _run(self, command: list[str], given: dict) -> str:
+        """What the compiler printed. Raises as torch's build does, and Stop where a library's headers are lacking."""
         done = subprocess.run(
-            [*command(source, given), "-o", str(path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", check=False
         )
         if done.returncode and LIBRARIES.search(compiler_errors.errors_of(done.stdout)):
             self.lacking = NO_LIBRARY + compiler_errors.errors_of(done.stdout)
             raise Stop(self.lacking)
         if done.returncode:
             raise RuntimeError(f"Error building extension '{given['name']}':\n{done.stdout}")
-        return path.name, done.stdout
+        return done.stdout
 
     def _nvcc(self, source: str, given: dict) -> list[str]:
         from torch.utils import cpp_extension
 
         options = ["-cubin", f"-arch={self._target.arch}", "-Xptxas", "-v"]
-        return [self._compiler, *options, *cpp_extension.COMMON_NVCC_FLAGS, *self._flags(given), source]
+        return [self._compiler, *options, *cpp_extension.COMMON_NVCC_FLAGS, *self._cuda_flags(given), source]
 
     def _hipcc(self, source: str, given: dict) -> list[str]:
         """The listing of AMD's code, of the source as torch translates it to HIP."""
@@ -127,12 +145,16 @@ class Extensions:
         )
         translated = result[str(copy)].hipified_path or str(copy)
         options = ["-S", "--cuda-device-only", f"--offload-arch={self._target.arch}", "-O3"]
-        flags = [*cpp_extension.COMMON_HIP_FLAGS, *cpp_extension.COMMON_HIPCC_FLAGS, *self._flags(given)]
+        flags = [*cpp_extension.COMMON_HIP_FLAGS, *cpp_extension.COMMON_HIPCC_FLAGS, *self._cuda_flags(given)]
         beside = ["-I", str(Path(source).parent)]  # headers that the source includes
         return [self._compiler, *options, *flags, *beside, translated]
 
-    def _flags(self, given: dict) -> list[str]:
-        """The flags that torch would pass, without those that name a card."""
+    def _cuda_flags(self, given: dict) -> list[str]:
+        """Without those that name a card."""
+        return self._flags(given, without_card(list(given.get("extra_cuda_cflags") or [])))
+
+    def _flags(self, given: dict, own: list[str]) -> list[str]:
+        """The flags that torch would pass. own: those that the kernel gives."""
         from torch.utils import cpp_extension
 
         for name, text in MISSING_HEADERS.items():
@@ -140,7 +162,6 @@ class Extensions:
             header.parent.mkdir(parents=True, exist_ok=True)
             header.write_text(f"#pragma once\n{text}")
         standard = STANDARD.search(Path(cpp_extension.__file__).read_text(encoding="utf-8"))
-        own = without_card(list(given.get("extra_cuda_cflags") or []))
         folders = [*(given.get("extra_include_paths") or []), *cpp_extension.include_paths()]
         folders += [sysconfig.get_path("include", scheme="posix_prefix"), self._folder / "include"]
         flags = [f"-DTORCH_EXTENSION_NAME={given['name']}", *own]
