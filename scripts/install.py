@@ -31,7 +31,7 @@ CLIENTS = {
 # They list every SKILL.md below that folder, so a second copy of a sub-skill would be listed twice. The others look one
 # level deep, and Gemini reads no file outside a skill's folder, also none that a link in it leads to.
 LOOK_DEEP = ("codex", "cursor", "opencode", "agents")
-# What a copy of the router holds beside the links to its sub-skills: what agents read and run.
+# What a copy of the router holds beside the links to its sub-skills: what agents read and run, and what that links to.
 NEEDED = (
     *(".gitignore", "SKILL.md", "README.md", "pyproject.toml"),
     *("benchmarks", "docs", "evals", "examples", "gpu-wiki", "reference", "scripts", "tools"),

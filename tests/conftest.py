@@ -115,7 +115,6 @@ def pytest_collection_finish():
     """What all tests share is left out when Python looks for garbage: torch, the tools, and the tests themselves."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000)  # of objects, in place of 700: a worker spent a ninth of its time on looking for garbage
 
 
 def pytest_unconfigure():

@@ -2,6 +2,7 @@
 seconds. A module of its own, for each fork imports it."""
 
 import atexit
+import json
 import multiprocessing
 import os
 import subprocess
@@ -20,6 +21,13 @@ def run(code: str, *arguments, **environment: str) -> subprocess.CompletedProces
         fork.start()
         fork.join()
         return subprocess.CompletedProcess(code, fork.exitcode, printed.read())
+
+
+def answer(code: str, **environment: str):
+    """What the code, whose lines are indented, puts into `answer`, by way of JSON. It must end well."""
+    done = run(f"{code}\n    import json; print('answer', json.dumps(answer))", **environment)
+    assert done.returncode == 0, done.stdout
+    return json.loads(done.stdout.rsplit("answer ", 1)[1])
 
 
 def _run(code: str, arguments: list[str], environment: dict[str, str], printed: str) -> None:

@@ -1,13 +1,11 @@
 """worker.builds: each content of a CUDA C++ extension is built in a folder of its own, once. torch's compilation is
 stood in for: a list of what it was asked to compile."""
 
-import json
-
 import forks_with_torch
 from conftest import BUNDLE
 
 HEAD = f"""if True:
-    import json, os, sys
+    import os, sys
     from pathlib import Path
     sys.path.insert(0, {str(BUNDLE / "tools")!r})
     from torch.utils import cpp_extension
@@ -26,10 +24,7 @@ HEAD = f"""if True:
 
 def answer(tmp_path, code: str, **environment: str):
     """What the code puts into `answer`."""
-    whole = HEAD + code + "\n    print('answer', json.dumps(answer))"
-    done = forks_with_torch.run(whole, TORCH_EXTENSIONS_DIR=str(tmp_path), **environment)
-    assert done.returncode == 0, done.stdout
-    return json.loads(done.stdout.rsplit("answer ", 1)[1])
+    return forks_with_torch.answer(HEAD + code, TORCH_EXTENSIONS_DIR=str(tmp_path), **environment)
 
 
 def test_two_contents_of_one_name_have_folders_of_their_own(tmp_path):

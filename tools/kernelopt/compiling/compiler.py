@@ -209,13 +209,11 @@ def arguments_of(kernel: Path, case: dict, target: Target, folder: Path, configu
     }
 
 
-LONGER = "--timeout, or --candidate-seconds of an exploration, gives it longer"
-
-
 def fault_of(ended: standing.Ended, seconds: float) -> Fault:
     """Why a process did not answer. A compiler that crashes takes the process with it."""
     if ended.outcome.timed_out:
-        return Fault(Status.TIMEOUT, f"it was not compiled in {seconds:.0f} s; {LONGER}")
+        more = "raise --timeout, or --candidate-seconds in an exploration"
+        return Fault(Status.TIMEOUT, f"it was not compiled in {seconds:.0f} s; {more}")
     if ended.outcome.signal:
         last = ended.outcome.log_tail.strip().splitlines()[-3:]
         silent = "" if last else ", and said nothing; does it know this architecture?"

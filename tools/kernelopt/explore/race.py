@@ -67,10 +67,11 @@ class Race:
                 entrant.move(MOVE_S)
             moving_s = time.monotonic() - began
             share_s = FIRST_SHARE * left_s if not placement else left_s / (halving.PLACEMENTS - placement)
-            until = began + moving_s + max(share_s, ROUNDS_A_MOVE * moving_s)
-            self.rounds_among_leaders(halving.ROUNDS_A_PLACEMENT, min(end, until))
+            part_end = min(end, began + moving_s + max(share_s, ROUNDS_A_MOVE * moving_s))
+            self.rounds_among_leaders(halving.ROUNDS_A_PLACEMENT, part_end)
 
     def rounds_among_leaders(self, most: int, until: float) -> None:
+        """until: on the monotonic clock."""
         for _ in range(most):
             if self.finalists() and time.monotonic() < until:
                 self.one_round(self.finalists())

@@ -99,12 +99,10 @@ class Candidate:
 
     def __init__(self, context: Context, path: str):
         self.path, self.device = Path(path), context.device
-        builds_extensions = compiler_errors.uses_extensions(self.path)
-        if builds_extensions:
+        if compiler_errors.uses_extensions(self.path):
             light_headers.install()
-        compiler_errors.watch(self.path)
-        if builds_extensions:
             builds.keep_apart()
+        compiler_errors.watch(self.path)
         self._snapshot = Snapshot()
         self._tripwire = Tripwire(self.path, **context.rules)
 
