@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from kernelopt.worker import judging, problem, reference_runs, tensor_trees
+from kernelopt.worker import judging, problem, reference_runs, tensor_files
 from kernelopt.worker.jobs import Context
 
 SCALE = """
@@ -60,7 +60,7 @@ def entry(loaded, folder, seed, seeds_of_calls, wrong) -> dict:
         result = reference_runs.outputs(loaded, case.with_inputs(inputs), "cpu")[0]
         file = folder / f"output-{seed}-{call}.pt"
         result = result + (inputs_seed != seed and inputs_seed == wrong)
-        tensor_trees.save({"outputs": [result], "inputs": {}, "structure": "tensor", "state": {}}, file)
+        tensor_files.save({"outputs": [result], "inputs": {}, "structure": "tensor", "state": {}}, file)
         calls.append({"inputs_seed": inputs_seed, "output": str(file)})
     return {"workload": "default", "seed": seed, "variant": None, "first": False, "calls": calls, "draws": None}
 
@@ -131,7 +131,7 @@ def test_more_outputs_at_other_sizes_are_judged_like_the_others(tmp_path):
         outputs = problem.Reference(path).case("default", 5, None, "cpu", {"parts": parts}).inputs[0]
         outputs[3:] = [outputs[-1] + 1] * (parts - 3)
         file = tmp_path / f"output-{parts}.pt"
-        tensor_trees.save({"outputs": outputs, "inputs": {}, "structure": None, "state": {}}, file)
+        tensor_files.save({"outputs": outputs, "inputs": {}, "structure": None, "state": {}}, file)
         calls = [{"inputs_seed": 5, "output": str(file)}]
         cases.append({"workload": "default", "seed": 5, "variant": variant, "first": False, "calls": calls})
     answers = judging.check(Context("cpu", {}, None), str(path), None, cases, TOLERANCES).cases

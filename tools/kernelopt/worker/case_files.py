@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from . import contract, problem, tensor_trees
+from . import contract, problem, tensor_files, tensor_trees
 from .state import identical
 
 WRITERS = 3  # writing does not hold Python's lock
@@ -56,7 +56,7 @@ class CaseFiles:
         self._state: StoredState | None = None
 
     def __enter__(self) -> "CaseFiles":
-        self._quick.enter_context(tensor_trees.without_checksums())
+        self._quick.enter_context(tensor_files.without_checksums())
         return self
 
     def __exit__(self, *_) -> None:
@@ -72,7 +72,7 @@ class CaseFiles:
         self._state = self._stored(case.state, self._folder / f"state-{number}.pt")
         size = 0
         if self._state and self._state is not before:
-            size = self._write(tensor_trees.on_cpu(case.state), self._state.path)
+            size = self._write(tensor_files.before_file(case.state), self._state.path)
         state_path = self._state and self._state.path
         path = self._folder / f"input-{number}.pt"
         size += self._write(case.to_file(state_path and state_path.name), path)
@@ -108,9 +108,9 @@ def is_shared(state: dict) -> bool:
 def write(content: dict, path: Path) -> None:
     """Write what problem.Case.to_file gives, or parameters. Raises a ContractError for a value that cannot be read
     again."""
-    tensor_trees.save(content, path)
+    tensor_files.save(content, path)
     try:
-        tensor_trees.unpacked(tensor_trees.load(path))
+        tensor_trees.unpacked(tensor_files.load(path))
     except pickle.UnpicklingError as error:
         kind = re.search(r"GLOBAL (\S+)", str(error))
         raise contract.unstorable(kind[1] if kind else "value") from None

@@ -19,6 +19,7 @@ from . import (
     light_headers,
     named_devices,
     problem,
+    tensor_files,
     tensor_trees,
 )
 from .faults import BaselineError, CheatError, HangError, LoadError, OracleError, blaming, describe
@@ -146,19 +147,14 @@ class Candidate:
         """Write the kernel's results to a file, and the contents of the inputs that the call changed, by number. Where
         they are known, the file also holds the structure of the results (tensor_trees.structure) and the parameters
         and buffers that the call changed."""
-        stored = {
-            "outputs": list(map(tensor_trees.to_host, outputs)),
-            "inputs": {number: tensor_trees.to_host(tensor) for number, tensor in inputs.items()},
-            "structure": structure,
-            "state": state,
-        }
+        stored = {"outputs": outputs, "inputs": inputs, "structure": structure, "state": state}
         with self._tripwire.judging():
-            tensor_trees.save(stored, Path(path))
+            tensor_files.save(stored, Path(path))
 
     def save_draws(self, draws: dict[int, torch.Tensor], path: str) -> None:
         """Write what the kernel drew, by output, to a file."""
         with self._tripwire.judging():
-            tensor_trees.save(draws, Path(path))
+            tensor_files.save(draws, Path(path))
 
     def processes(self) -> set[int]:
         """The processes that were started so far, by this file or another."""

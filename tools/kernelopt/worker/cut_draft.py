@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from ..model_types import Proof
-from . import accuracy, cut_call, cut_inputs, cut_model, cut_source, problem, tensor_trees
+from . import accuracy, cut_call, cut_inputs, cut_model, cut_source, problem, tensor_files, tensor_trees
 from .contract import NotCut
 from .cut_part import Cut
 from .cut_proof import Prover, Seen, refuse_unproved
@@ -181,7 +181,7 @@ class Draft:
         if path is None:
             return None
         file = self._folder / name
-        tensor_trees.save(tensor_trees.on_cpu(tensor_trees.map_tensors(value, torch.Tensor.detach)), file)
+        tensor_files.save(tensor_trees.on_cpu(tensor_trees.map_tensors(value, torch.Tensor.detach)), file)
         return f"kept({str(file)!r}, {cut_source.digest(file)!r})"
 
     def _may_differ(self, path: Path, size: Size) -> bool:

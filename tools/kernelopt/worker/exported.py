@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from ..session.interface import NUMBER, TENSOR, Interface
-from . import blank, problem, tensor_trees
+from . import blank, problem, tensor_files, tensor_trees
 from .context import Context, load_reference
 from .faults import OracleError, blaming
 from .state import identical, saved
@@ -74,7 +74,7 @@ def literal(value) -> str | None:
 
 def same_bits(context: Context, pairs: list[list[str]]) -> dict:
     """{same: [bool]}: hold both files of a pair the same outputs, and the same contents of changed inputs?"""
-    return {"same": [same_results(*map(tensor_trees.load, map(Path, pair))) for pair in pairs]}
+    return {"same": [same_results(*map(tensor_files.load, map(Path, pair))) for pair in pairs]}
 
 
 def same_results(a: dict, b: dict) -> bool:

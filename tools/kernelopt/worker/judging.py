@@ -7,7 +7,7 @@ import torch
 
 from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, StoredCall, StoredCase
 from ..statuses import Status
-from . import accuracy, sampling, tensor_trees, trivial_answers
+from . import accuracy, sampling, tensor_files, tensor_trees, trivial_answers
 from .case_maker import CaseMaker
 from .case_reference import CaseReference, Expected, Key
 from .context import Context, load_reference
@@ -89,7 +89,7 @@ class StoredOutputs:
 
     @classmethod
     def load(cls, path: str, device: str) -> "StoredOutputs":
-        stored = tensor_trees.load(path)
+        stored = tensor_files.load(path)
         outputs = [tensor.to(device) for tensor in stored["outputs"]]
         inputs = {int(number): tensor.to(device) for number, tensor in (stored["inputs"] or {}).items()}
         return cls(outputs, stored["structure"], inputs, stored["state"])
@@ -202,7 +202,7 @@ class Check:
 
     def _draws(self, wanted: Expected) -> DrawsCheck:
         """The kernel's draws over secret seeds beside the reference's probabilities."""
-        stored = tensor_trees.load(self.stored.draws) if self.stored.draws else None
+        stored = tensor_files.load(self.stored.draws) if self.stored.draws else None
         wrong: list[str] = []
         too_few: dict[int, str | None] = {}
         for at, sampled in self.reference.loaded.declarations.samples.items() if stored is not None else ():

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy
 import torch
 
-from . import accuracy, keyword_sizes, named_devices, roundings, tensor_trees
+from . import accuracy, keyword_sizes, named_devices, roundings, tensor_files, tensor_trees
 from .contract import CastOfQuantised, ContractError, UnknownWorkload, UnsupportedInput
 from .declarations import Declarations, DeclaredJson
 from .repeated_draws import RepeatedDraws, WatchedBuild
@@ -76,19 +76,19 @@ class Case:
 
     def save(self, path: Path) -> None:
         """Write it to a file, its tensors on the CPU."""
-        tensor_trees.save(self.to_file(), path)
+        tensor_files.save(self.to_file(), path)
 
     def to_file(self, state_in: str | None = None) -> dict:
         """What a file holds of it, its tensors on the CPU. state_in: the name of a file beside it that holds the
         parameters."""
         fields = {**vars(self), "state": state_in or self.state}
-        return {name: tensor_trees.packed(tensor_trees.on_cpu(value)) for name, value in fields.items()}
+        return {name: tensor_trees.packed(tensor_files.before_file(value)) for name, value in fields.items()}
 
     @classmethod
     def load(cls, path: Path) -> "Case":
-        fields = tensor_trees.unpacked(tensor_trees.load(path))
+        fields = tensor_trees.unpacked(tensor_files.load(path))
         if isinstance(fields["state"], str):
-            fields["state"] = tensor_trees.load(path.with_name(fields["state"]))
+            fields["state"] = tensor_files.load(path.with_name(fields["state"]))
         return cls(**fields)
 
     def fingerprints(self) -> list[tuple[float, float]]:

@@ -1,14 +1,11 @@
-"""Tensors in nested arguments and results: functions that find, copy, move and store them, and describe their
-structure."""
+"""Tensors in nested arguments and results: functions that find, copy and move them, and describe their structure."""
 
 import collections
-import contextlib
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -16,36 +13,10 @@ from . import contract
 
 TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {value: key for key, value in TORCH_DTYPES.items()}
-# Large tensors come from the GPU through pinned memory, which torch keeps for the next one: into fresh pageable memory
-# an H200 gave 1.2 GB/s. Beyond that size torch would round the pinned memory up to the next power of two.
-PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 SAME = 1e-3  # of the norm; fingerprints of other contents differ by about all of it
 # Elements of which a fingerprint is taken at once: a cache of a processor holds them; on a GPU each piece is launches.
 PIECES = {"cpu": 1 << 17, "cuda": 1 << 24}
 MIXING = 2_654_435_761  # odd, so that weights of neighbouring places look drawn
-
-
-def save(value, path: Path) -> None:
-    """Write tensors, in lists and dicts and beside numbers, to a file."""
-    with without_checksums():
-        torch.save(value, path)
-
-
-@contextlib.contextmanager
-def without_checksums() -> Iterator[None]:
-    """Inside, torch.save omits checksums, which take a third of the time for large tensors. Threads that save need it
-    around them all, because the option is the process's."""
-    usual = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        yield
-    finally:
-        torch.serialization.set_crc32_options(usual)
-
-
-def load(path: Path):
-    """Read a file of `save`. Tensors are read at their first use."""
-    return torch.load(path, weights_only=True, mmap=True)
 
 
 @dataclass(frozen=True)
@@ -73,7 +44,7 @@ class Stored:
 
 
 def packed(value):
-    """The value in terms that `load` takes: classes of the task's own by their fields."""
+    """The value in terms that tensor_files.load takes: classes of the task's own by their fields."""
     if is_dataclass(value):
         return Stored("dataclass", type(value).__name__, {k: packed(v) for k, v in fields_of(value).items()}).to_file()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -167,15 +138,7 @@ def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """A copy on `device` with the tensor's memory layout. The gaps of a view hold arbitrary values."""
     if has_gaps(tensor):
         return memory_like(tensor, device).copy_(tensor)
-    return to_host(tensor) if tensor.is_cuda and device == "cpu" else tensor.to(device, copy=True)
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor.cpu()`; a large tensor of a GPU comes through pinned memory."""
-    # A tensor that only says that it is on a GPU (compiling.AsOnGpu) is copied where CUDA does not work.
-    if tensor.is_cuda and torch.cuda.is_initialized() and tensor.nbytes in PINNED_BYTES:
-        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
-    return tensor.cpu()
+    return tensor.to(device, copy=True)
 
 
 def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
@@ -191,7 +154,7 @@ def held_bytes(tensors: list[torch.Tensor]) -> int:
 
 
 def stored_bytes(value) -> int:
-    """The bytes of a value's dense tensors in a file of `save`, where memory that several share lies once."""
+    """The bytes of a value's dense tensors in a file of tensor_files, where memory that several share lies once."""
     storages = [tensor.untyped_storage() for tensor in input_tensors([value]) if tensor.layout is torch.strided]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 

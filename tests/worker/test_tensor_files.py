@@ -1,0 +1,92 @@
+"""Files of tensors, whose contents may come from a GPU piece by piece."""
+
+import pytest
+import torch
+from kernelopt.worker import tensor_files
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """Tensors of 64 bytes and more count as large ones of a GPU."""
+    monkeypatch.setattr(tensor_files, "LARGE_BYTES", 64)
+    monkeypatch.setattr(tensor_files, "PIECE_BYTES", 64)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(tensor_files, "pieces", lambda tensor: map(memoryview, cut(tensor)))
+
+
+def cut(tensor):
+    """What tensor_files.pieces gives of a GPU's tensor."""
+    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    return [part.numpy() for part in content.split(tensor_files.PIECE_BYTES)]
+
+
+def test_large_tensors_come_back_as_they_were(in_pieces, tmp_path):
+    shared = torch.arange(4)
+    value = {
+        "b": [torch.randn(7, 33), torch.zeros(0), shared[:2], (shared[2:], None, 3)],
+        "a": {
+            "turned": torch.randn(6, 40).t(),
+            "narrow": torch.randn(50).bfloat16(),
+            "complex": torch.randn(9, dtype=torch.cfloat),
+        },
+        "view": torch.randn(40, 4)[:, 1:3],
+    }
+    assert tensor_files.goes_in_pieces(value["b"][0]) and tensor_files.goes_in_pieces(value["a"]["turned"])
+    tensor_files.save(value, tmp_path / "file")
+    loaded = tensor_files.load(tmp_path / "file")
+    torch.testing.assert_close(loaded, value, rtol=0, atol=0, check_stride=True)
+    first, second = loaded["b"][2], loaded["b"][3][0]
+    assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        pytest.param(torch.arange(64).as_strided((8, 8), (7, 1)), id="overlapping rows"),
+        pytest.param(torch.arange(64)[1:], id="a part of its memory"),
+        pytest.param(torch.ones(1).expand(64), id="expanded"),
+        pytest.param(torch.ones(64).to_sparse(), id="sparse"),
+        pytest.param(torch.ones(15), id="small"),
+    ],
+)
+def test_what_is_not_the_whole_of_its_memory_goes_as_usual(in_pieces, tensor, tmp_path):
+    assert not tensor_files.goes_in_pieces(tensor)
+    beside = torch.randn(20)
+    tensor_files.save([tensor, beside], tmp_path / "file")
+    loaded = tensor_files.load(tmp_path / "file")
+    assert torch.equal(loaded[0].to_dense(), tensor.to_dense()) and torch.equal(loaded[1], beside)
+
+
+def test_a_full_disk_is_an_error(in_pieces, tmp_path, monkeypatch):
+    def full(_):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(tensor_files, "pieces", full)
+    with pytest.raises(OSError, match="No space left"):
+        tensor_files.save(torch.randn(64), tmp_path / "file")
+
+
+def test_a_tensor_that_only_says_it_is_on_a_gpu_is_saved_without_cuda(monkeypatch, tmp_path):
+    large = torch.ones(tensor_files.LARGE_BYTES, dtype=torch.uint8)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
+    tensor_files.save({"x": large}, tmp_path / "file")
+    monkeypatch.undo()
+    assert torch.equal(tensor_files.load(tmp_path / "file")["x"], large)
+
+
+@pytest.mark.gpu
+@pytest.mark.at_once
+def test_a_gpus_tensors_come_back_as_they_were(tmp_path):
+    rows = 3 * tensor_files.PIECE_BYTES // 4096 + 5
+    value = {
+        "large": torch.randn(rows, 1024, device="cuda"),
+        "small": torch.randn(3, device="cuda"),
+        "host": torch.ones(4),
+    }
+    value["turned"] = torch.randn(2048, 4100, device="cuda", dtype=torch.bfloat16).t()
+    assert tensor_files.goes_in_pieces(value["large"]) and tensor_files.goes_in_pieces(value["turned"])
+    tensor_files.save(value, tmp_path / "file")
+    loaded = tensor_files.load(tmp_path / "file")
+    assert all(one.device.type == "cpu" and torch.equal(one, value[name].cpu()) for name, one in loaded.items())
+    assert loaded["turned"].stride() == value["turned"].stride()
