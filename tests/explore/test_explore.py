@@ -530,6 +530,14 @@ def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(monkeypatch, m
     assert run.live_at_once(inputs) == at_once
 
 
+@pytest.mark.parametrize(("gib", "seeds"), [(2, 2), (4, 2), (7, 1)])
+def test_inputs_that_do_not_fit_twice_are_those_of_one_seed(monkeypatch, gib, seeds):
+    """With 7 GiB of each seed all candidates ran out of memory on a card with 136 GiB free."""
+    monkeypatch.setattr(run.gpu, "free_bytes", lambda: 136 << 30)
+    inputs = [SimpleNamespace(bytes=lambda: gib << 30, mutates=())] * 2
+    assert len(run.of_seeds_that_fit(inputs)) == seeds
+
+
 @pytest.mark.parametrize(
     ("holds", "seconds", "failed"),
     [(4, 60, []), (2, 60, []), (1, 60, ["b", "c", "d", "e"]), (4, -1, ["e"])],

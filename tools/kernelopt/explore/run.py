@@ -110,7 +110,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     try:
         sandbox.get_ready("prepare", "judge", *(one.job for one in loadable))
         ahead = compiled_ahead(plan, sandbox, loadable)
-        starter, workloads = prepared(plan, sandbox)
+        starter, workloads = prepared(plan, sandbox, say)
         starter.spent.note("inputs", began)
         sandbox.stop.interrupts = False
         with contextlib.suppress(Stopped):
@@ -277,8 +277,9 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     return entrants
 
 
-def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
-    """(the inputs of two seeds, and the oracle at work on them; the task's workloads)"""
+def prepared(plan: Plan, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[Starter, list[str]]:
+    """(the inputs of two seeds, or of one where those are too large, and the oracle at work on them; the task's
+    workloads)"""
     subject, seeds = plan.subject, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
     made = cases.prepare_task(
@@ -291,26 +292,39 @@ def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
         with_variants=False,
         folder=folder,
     )
+    inputs = of_seeds_that_fit(made.cases) if sandbox.gpu else made.cases
+    if len(inputs) < len(made.cases):
+        say("with inputs of one seed: two processes with those of two do not fit on the GPU")
     arguments = {
         "reference": str(subject.reference.resolve()),
         "dtype": subject.dtype,
         "workload": plan.workload,
-        "seeds": seeds,
+        "seeds": [case.seed for case in inputs],
         "tolerances": oracle.tolerances(subject.tolerance),
     }
     judge = Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
-    starter = Starter(sandbox, sandbox.server(), made.cases, judge, subject.libraries, plan.candidate_s)
+    starter = Starter(sandbox, sandbox.server(), inputs, judge, subject.libraries, plan.candidate_s)
     return starter, made.workloads
 
 
+def of_seeds_that_fit(inputs: list[Case]) -> list[Case]:
+    """The inputs of all seeds; those of one where two processes would not fit on the GPU with all."""
+    return inputs if room_for(inputs) > 1 else inputs[:1]
+
+
 def live_at_once(inputs: list[Case], waiting: int = 0) -> int:
+    """How many processes are to hold memory of the GPU at once."""
+    return max(2, room_for(inputs, waiting))
+
+
+def room_for(inputs: list[Case], waiting: int = 0) -> int:
     """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak.
     waiting: so many of them have started CUDA."""
     size = sum(case.bytes() for case in inputs)
     held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
     free = (gpu.free_bytes() or 16 << 30) + waiting * STARTED_BYTES
     left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES
-    return max(2, int(left / held))
+    return int(left / held)
 
 
 def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:
