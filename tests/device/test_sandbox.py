@@ -68,6 +68,20 @@ def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(
     assert not list(scratch.iterdir())
 
 
+def test_a_folder_is_removed_and_what_it_links_to_stays(tmp_path):
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    (folder / "a" / "b").mkdir(parents=True)
+    outside.mkdir()
+    kept = [outside / "kept.pt", tmp_path / "kept too"]
+    for file in (*kept, folder / "1.pt", folder / "a" / "2.pt", folder / "a" / "b" / "3"):
+        file.write_text("x")
+    (folder / "a" / "link").symlink_to(outside)
+    (folder / "another").symlink_to(kept[1])
+    sandbox.remove_tree(folder)
+    sandbox.remove_tree(folder)  # which is gone
+    assert not folder.exists() and all(file.exists() for file in kept)
+
+
 def test_a_new_scratch_folder_is_not_taken_for_an_abandoned_one(tmp_path, monkeypatch):
     """Another process looks for abandoned ones at the worst moment: before the lock is taken."""
     lock = sandbox.fcntl.flock
