@@ -173,9 +173,9 @@ LIBRARIES = {
     "gemlite": Library("gemlite==0.6.0.post2", lambda path: path.startswith("gemlite/")),
     "vllm": Library("vllm==0.33.0", of_vllm, finish_vllm),
     "quack": Library(
-        "quack-kernels==0.2.4",
+        "quack-kernels==0.4.1",
         lambda path: path.startswith("quack/"),
-        beside=("nvidia-cutlass-dsl==4.3.5", "apache-tvm-ffi==0.1.15.post2"),
+        beside=("nvidia-cutlass-dsl-libs-base==4.4.2", "apache-tvm-ffi==0.1.15.post2"),
     ),
 }
 
