@@ -18,13 +18,7 @@ import triton
 import triton.language as tl
 from torch.utils.cpp_extension import load_inline
 
-SPACE = [
-    {"LINES": 1008, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 0},
-    {"LINES": 1008, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 1},
-    {"LINES": 504, "WARPS": 16, "KEEP": 1, "FIRST_OUT": 0},
-    {"LINES": 1008, "WARPS": 16, "KEEP": 0, "FIRST_OUT": 0},
-    {"LINES": 896, "WARPS": 28, "KEEP": 1, "FIRST_OUT": 0},
-]
+SPACE = [{"LINES": 896, "WARPS": 28}]
 IGNORED = -100
 LINES = 1008  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
 WARPS = 16  # that compute; 31 at most
