@@ -1,6 +1,9 @@
 """What a candidate may not replace (worker.tripwire)."""
 
+import contextlib
+import gc
 import secrets
+import signal
 import sys
 import time
 from types import ModuleType
@@ -41,4 +44,28 @@ def test_what_is_replaced_is_seen_and_nothing_else(monkeypatch, replace):
     with monkeypatch.context() as patch, pytest.raises(CheatError, match="was replaced"):
         replace(patch)
         snapshot.check()
+    snapshot.check()
+
+
+LEFT = {
+    "a hook of all modules": lambda ends: ends.callback(
+        torch.nn.modules.module.register_module_forward_hook(lambda *_: None).remove
+    ),
+    "a signal handler": lambda ends: ends.callback(
+        signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, lambda *_: None)
+    ),
+    "a callback of the garbage collector": lambda ends: ends.callback(
+        gc.callbacks.remove, gc.callbacks.append(print) or print
+    ),
+    "a mode of torch": lambda ends: ends.enter_context(torch.device("cpu")),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_behind_is_named(name):
+    snapshot = tripwire.Snapshot()
+    with contextlib.ExitStack() as ends:
+        LEFT[name](ends)
+        with pytest.raises(CheatError, match=f"the kernel left {name} behind"):
+            snapshot.check()
     snapshot.check()

@@ -35,6 +35,7 @@ FRAME_ATTRIBUTES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
 FRAME_READERS = ("/inspect.py", "/traceback.py")
 # apache-tvm-ffi asks for a frame for each line of a C++ backtrace, in code that it makes with that line's file name.
 ERRORS_OF_CPP = "/tvm_ffi/error.py"
+SIGNALS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1
 SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a user
 # Not in tempfile.gettempdir() itself: the kernels of an exploration, and of a comparison, share it.
 MAY_WRITE = "write in a folder of tempfile.mkdtemp(), and let load_inline choose its own (TORCH_EXTENSIONS_DIR)"
@@ -208,10 +209,10 @@ class Snapshot:
             check_functions(self._functions)
             self._held = held  # what differs is not watched
         check_spaces(self._sparse)
-        if _left_behind() != self._left_behind:
-            raise CheatError(
-                "the kernel left a mode of torch, a hook or a signal handler behind, which sees what comes later"
-            )
+        now = _left_behind()
+        if now != self._left_behind:
+            left = [name for name, found in now.items() if found != self._left_behind[name]]
+            raise CheatError(f"the kernel left {' and '.join(left)} behind, which sees what comes later")
 
 
 def check_spaces(spaces: Iterable[Space]) -> None:
@@ -229,15 +230,19 @@ def check_functions(functions: Iterable[tuple]) -> None:
             raise CheatError(f"{name} was replaced while the kernel was loaded or run")
 
 
-def _left_behind() -> tuple:
-    """The number of active torch modes, and the hooks that would run in later calls of other code."""
+def _left_behind() -> dict[str, object]:
+    """What would run in later calls of other code, by kind: how many there are, or which."""
     import torch
 
-    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     members = vars(torch.nn.modules.module)
-    hooks = [len(members[name]) for name in _names_of_hooks()]
-    handlers = tuple(map(signal.getsignal, (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGUSR1)))
-    return modes, hooks, handlers, len(gc.callbacks), sys.getprofile(), sys.gettrace()
+    return {
+        "a mode of torch": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
+        "a hook of all modules": [len(members[name]) for name in _names_of_hooks()],
+        "a signal handler": tuple(map(signal.getsignal, SIGNALS)),
+        "a callback of the garbage collector": len(gc.callbacks),
+        "a profile function": sys.getprofile(),
+        "a trace function": sys.gettrace(),
+    }
 
 
 @functools.cache
