@@ -53,11 +53,12 @@ def raised(function) -> dict:
 
 @pytest.fixture(autouse=True)
 def _nothing_noted():
-    compiler_errors._noted.clear()
-    compiler_errors._passed_over.clear()
+    held = compiler_errors._noted, compiler_errors._passed_over, compiler_errors._kernels
+    for one in held:
+        one.clear()
     yield
-    compiler_errors._noted.clear()
-    compiler_errors._passed_over.clear()
+    for one in held:
+        one.clear()
 
 
 def test_what_ptxas_tells_of_resources_is_no_part_of_an_error():
@@ -258,3 +259,50 @@ def test_what_the_compiler_says_of_a_build_that_succeeds_is_known(tmp_path):
         TORCH_EXTENSIONS_DIR=str(tmp_path / "extensions"),
     )
     assert "known: True" in done.stdout, done.stdout
+
+
+INLINE = """\
+from torch.utils.cpp_extension import load_inline
+SOURCE = r'''
+#include <cuda_runtime.h>
+__global__ void k(float* x) {
+  x[0] = foo;
+}
+__global__ void other(float* x) {
+  x[0] = foo;
+}
+'''
+HOST = "int f() { return bar; }"
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        ("/build/cuda.cu(5): error: identifier", "kernel.py(5): error: identifier"),
+        ("/build/cuda.cu(9): error: identifier", "kernel.py(8): error: identifier"),
+        ("/build/main.cpp:2:3: error: ‘bar’", "/build/main.cpp:2:3: error: ‘bar’"),
+        ("/build/cuda.cu(1): error: no line of the kernel", "/build/cuda.cu(1): error: no line of the kernel"),
+        ("/build/cuda.cu(99): error: past the end", "/build/cuda.cu(99): error: past the end"),
+        ("/gone/cuda.cu(5): error: cannot be read", "/gone/cuda.cu(5): error: cannot be read"),
+        ("/own/k.cu(5): error: a file of the kernel's own", "/own/k.cu(5): error: a file of the kernel's own"),
+    ],
+)
+def test_an_error_in_a_source_that_load_inline_wrote_names_the_kernels_file(tmp_path, error, named):
+    """Line 8 of what torch wrote is the kernel's line 7, since torch puts lines of its own before and between."""
+    kernel, build = tmp_path / "kernel.py", tmp_path / "build"
+    kernel.write_text(INLINE)
+    build.mkdir()
+    own = INLINE.splitlines()
+    (build / "cuda.cu").write_text("\n".join(["#include <torch/types.h>", "", *own[2:6], "", *own[6:9], ""]))
+    (build / "main.cpp").write_text("#include <torch/extension.h>\nint f() { return bar; }\n")
+    compiler_errors._kernels.append(kernel)
+    text = compiler_errors.errors_of(error.replace("/build", str(build)))
+    assert text == named.replace("/build", str(build))
+
+
+def test_of_lines_with_the_same_text_and_the_same_neighbours_none_is_named():
+    lines = ["a", "b", "c", "a", "b", "c"]
+    assert compiler_errors.line_of(["b"], 1, lines) is None
+    assert compiler_errors.line_of(["x", "b"], 2, lines) is None
+    assert compiler_errors.line_of(["c", "a", "b"], 3, lines) == 5

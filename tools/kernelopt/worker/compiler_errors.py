@@ -6,6 +6,7 @@ arises, with what the compiler printed.
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import subprocess
@@ -23,11 +24,16 @@ CHARACTERS = 2000  # of errors; the first may be longer
 FIRST_CHARACTERS = 8000
 OUTPUT_BYTES = 1 << 20
 NAME = "compiler_output"  # of an exception's attribute
+INLINE = re.compile(
+    r"(/\S*/(?:cuda\.cu|main\.cpp))([(:])(\d+)"
+)  # a line of what load_inline wrote: (9) by nvcc, :9 by g++
+MOST_NEIGHBOURS = 20  # lines before and after one, which tell it from others of the same text
 
 _printed: list[str] = []  # by the last compilation that succeeded
 _noted: list[str] = []  # the texts of failed compilations, the first one first; emptied by one that succeeds
 _passed_over: list[str] = []  # of extensions, that one which succeeded followed
 _capturing = threading.Lock()
+_kernels: list[Path] = []  # the files whose compilations are watched
 
 
 def errors_of(output: str) -> str:
@@ -41,7 +47,40 @@ def errors_of(output: str) -> str:
         text += f"\n{blocks[shown]}"
         shown += 1
     rest = len(blocks) - shown
-    return text + (f"\n({rest} more error{'s' if rest > 1 else ''})" if rest else "")
+    return in_kernel(text) + (f"\n({rest} more error{'s' if rest > 1 else ''})" if rest else "")
+
+
+def in_kernel(text: str) -> str:
+    """The errors with lines of load_inline's files named as those of the kernel's file that they come from, where one
+    line there is the same."""
+
+    def named(place: re.Match) -> str:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            written = Path(place[1]).read_text().splitlines()
+            for kernel in _kernels:
+                if number := line_of(written, int(place[3]), kernel.read_text().splitlines()):
+                    return f"{kernel.name}{place[2]}{number}"
+        return place[0]
+
+    return INLINE.sub(named, text)
+
+
+def line_of(written: list[str], number: int, kernel: list[str]) -> int | None:
+    """The number of the line in `kernel` that is line `number` of `written`, both from 1: of those with the same text
+    the one with the most neighbours in common. None where there is none, or where two have as many."""
+    at = number - 1
+    same = [place for place, line in enumerate(kernel) if at < len(written) and line == written[at]]
+    alike = {
+        place: alike_lines(written[at::-1], kernel[place::-1]) + alike_lines(written[at:], kernel[place:])
+        for place in same
+    }
+    best = [place for place in same if alike[place] == max(alike.values())]
+    return best[0] + 1 if len(best) == 1 else None
+
+
+def alike_lines(some: list[str], others: list[str]) -> int:
+    """How many lines at their beginnings are the same."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
 
 
 def _blocks(output: str) -> Iterator[str]:
@@ -100,6 +139,7 @@ def watch(kernel: Path) -> None:
     on in this process."""
     import triton.compiler
 
+    _kernels.append(kernel)
     _wrap(triton.compiler, "compile")  # what JITFunction imports when it first compiles
     if uses_extensions(kernel):
         import torch.utils.cpp_extension
