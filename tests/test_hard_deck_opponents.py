@@ -462,7 +462,7 @@ def configuration(card, tile_m, tile_n, cluster_m, cluster_n, pingpong):
 
 TILES = [(256, 128), (256, 160), (256, 192), (128, 224), (128, 256)]
 PINGPONG = [(128, 128), (128, 160), (128, 192), (192, 128)]
-CONFIGURATIONS = [  # as QuACK 0.4.1 lists them
+CONFIGURATIONS = [  # as QuACK 0.4.1 lists them for 9.0, and others beside them
     configuration(card, *tile, *cluster, pingpong)
     for card in (9, 10)
     for pingpong, tiles in ((False, TILES), (True, PINGPONG))

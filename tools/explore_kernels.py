@@ -3,7 +3,7 @@
 
 A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with
 a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.
-Each is checked on the task's inputs (two seeds), unless its PROBE is true; right ones and probes are timed in turn.
+Each is checked on the task's inputs (one or two seeds), unless its PROBE is true; right ones and probes are timed.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
 The gate decides: `--keep NAME` or `--keep-leader` writes a candidate to kernel.py; `--gate vN` judges the leader too.
 With --workspace the table goes to explore/eN.json. Exit 1: none is right, or the gate rejects; 4: a signal ended it."""

@@ -530,12 +530,54 @@ def test_as_many_run_at_once_as_the_memory_holds_beside_the_judge(monkeypatch, m
     assert run.live_at_once(inputs) == at_once
 
 
-@pytest.mark.parametrize(("gib", "seeds"), [(2, 2), (4, 2), (7, 1)])
-def test_inputs_that_do_not_fit_twice_are_those_of_one_seed(monkeypatch, gib, seeds):
+class Halves:
+    """A stand-in for run_waves: nothing fits with the inputs of two seeds; with one all are right but `wrong`."""
+
+    def __init__(self, wrong: str):
+        self.wrong, self.seeds = wrong, []
+
+    def __call__(self, starter, waiting, race, until, say, ahead=None) -> None:
+        self.seeds.append(len(starter.inputs))
+        for entrant in race.entrants:
+            assert not entrant.process and not entrant.calls_us
+            fits = len(starter.inputs) < 2 or entrant.is_opponent
+            entrant.status = Status.OK if fits and entrant.name != self.wrong else Status.OOM
+            entrant.process, entrant.calls_us = (Timed(1.0), [1.0]) if entrant.status == Status.OK else (None, [])
+            if not fits and entrant.name == self.wrong:
+                entrant.status = Status.WRONG_VALUES
+
+
+@pytest.mark.parametrize(("wrong", "left_s", "seeds"), [("none", 60, [2, 1]), ("a", 60, [2, 1]), ("none", -1, [2])])
+def test_where_all_ran_out_of_memory_they_start_anew_with_the_inputs_of_one_seed(
+    folder, monkeypatch, wrong, left_s, seeds
+):
     """With 7 GiB of each seed all candidates ran out of memory on a card with 136 GiB free."""
+    named = [entrants.Entrant(name, folder / "k.py", is_opponent=name == "best") for name in ("best", "a", "b")]
+    inputs, said = [SimpleNamespace(seed=seed, bytes=lambda: 7 << 30, mutates=()) for seed in (5, 6)], []
+    ended, made = [], []
+    judge = SimpleNamespace(end=lambda: ended.append("judge"))
+    starter = SimpleNamespace(inputs=inputs, judge=judge, spent=Spent())
+    plan = SimpleNamespace(budget_s=left_s, against="best")
+    sandbox = SimpleNamespace(waiting=lambda: 0)
+    waves = Halves(wrong)
+    monkeypatch.setattr(run, "run_waves", waves)
+    monkeypatch.setattr(run, "finish", lambda *_: None)
+    monkeypatch.setattr(run, "judge_of", lambda plan, sandbox, inputs: made.append(inputs) or "another judge")
     monkeypatch.setattr(run.gpu, "free_bytes", lambda: 136 << 30)
-    inputs = [SimpleNamespace(bytes=lambda: gib << 30, mutates=())] * 2
-    assert len(run.of_seeds_that_fit(inputs)) == seeds
+    monkeypatch.setattr(run.gpu_watch, "Watch", contextlib.nullcontext)
+    run.check_and_time(plan, sandbox, starter, named, time.monotonic(), said.append, None)
+    assert waves.seeds == seeds and len(said) == len(seeds) - 1
+    if len(seeds) > 1:
+        assert ended == ["judge"] and starter.judge == "another judge" and made == [inputs[:1]]
+        assert [one.status for one in named] == ["OK", "OK" if wrong == "none" else "OOM", "OK"]
+
+
+def test_where_one_candidate_fits_no_seed_is_left_out(folder):
+    named = [entrants.Entrant(name, folder / "k.py") for name in "ab"]
+    named[0].status, named[1].status = Status.OOM, Status.OK
+    assert not run.all_ran_out(named)
+    named[1].status = Status.WRONG_VALUES
+    assert run.all_ran_out(named)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Files of tensors, whose contents may come from a GPU piece by piece."""
 
+import time
+
 import pytest
 import torch
-from kernelopt.worker import tensor_files
+from kernelopt.worker import case_files, problem, tensor_files, tensor_trees
 
 
 @pytest.fixture
@@ -48,6 +50,8 @@ def test_large_tensors_come_back_as_they_were(in_pieces, tmp_path):
         pytest.param(torch.ones(1).expand(64), id="expanded"),
         pytest.param(torch.ones(64).to_sparse(), id="sparse"),
         pytest.param(torch.ones(15), id="small"),
+        pytest.param(torch.randn(32, dtype=torch.cfloat).conj(), id="conjugated"),
+        pytest.param(torch.randn(32, dtype=torch.cfloat).conj().imag, id="negated"),
     ],
 )
 def test_what_is_not_the_whole_of_its_memory_goes_as_usual(in_pieces, tensor, tmp_path):
@@ -56,6 +60,18 @@ def test_what_is_not_the_whole_of_its_memory_goes_as_usual(in_pieces, tensor, tm
     tensor_files.save([tensor, beside], tmp_path / "file")
     loaded = tensor_files.load(tmp_path / "file")
     assert torch.equal(loaded[0].to_dense(), tensor.to_dense()) and torch.equal(loaded[1], beside)
+
+
+def test_parameters_that_change_after_they_were_stored_are_those_of_then(in_pieces, tmp_path, monkeypatch):
+    """A reference may give all its models one tensor; large ones of a GPU were read when a thread came to them."""
+    pieces = tensor_files.pieces
+    monkeypatch.setattr(tensor_files, "pieces", lambda tensor: time.sleep(0.05) or pieces(tensor))
+    monkeypatch.setattr(case_files, "SHARED_BYTES", 1 << 30)  # beside the inputs
+    state = {"weight": torch.zeros(64)}
+    with case_files.CaseFiles(tmp_path) as files:
+        stored = files.add(problem.Case([torch.zeros(64)], [], state, None))
+        state["weight"].fill_(1)
+    assert not problem.Case.load(stored.path).state["weight"].any()
 
 
 def test_a_full_disk_is_an_error(in_pieces, tmp_path, monkeypatch):
@@ -68,7 +84,8 @@ def test_a_full_disk_is_an_error(in_pieces, tmp_path, monkeypatch):
 
 
 def test_a_tensor_that_only_says_it_is_on_a_gpu_is_saved_without_cuda(monkeypatch, tmp_path):
-    large = torch.ones(tensor_files.LARGE_BYTES, dtype=torch.uint8)
+    large = torch.ones(tensor_trees.PINNED_BYTES.start, dtype=torch.uint8)
+    monkeypatch.setattr(tensor_files, "LARGE_BYTES", large.nbytes)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
     tensor_files.save({"x": large}, tmp_path / "file")
     monkeypatch.undo()
@@ -77,7 +94,7 @@ def test_a_tensor_that_only_says_it_is_on_a_gpu_is_saved_without_cuda(monkeypatc
 
 @pytest.mark.gpu
 @pytest.mark.at_once
-def test_a_gpus_tensors_come_back_as_they_were(tmp_path):
+def test_a_gpus_tensors_come_back_as_they_were(tmp_path, monkeypatch):
     rows = 3 * tensor_files.PIECE_BYTES // 4096 + 5
     value = {
         "large": torch.randn(rows, 1024, device="cuda"),

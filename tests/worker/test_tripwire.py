@@ -61,6 +61,26 @@ LEFT = {
 }
 
 
+class SameAsAll:
+    def __eq__(self, other):
+        return True
+
+    __hash__ = object.__hash__
+
+    def __call__(self, *_):
+        pass
+
+
+def test_a_handler_that_calls_itself_equal_to_any_other_is_seen():
+    snapshot, before = tripwire.Snapshot(), signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    try:
+        signal.signal(signal.SIGUSR1, SameAsAll())
+        with pytest.raises(CheatError, match="left a signal handler behind"):
+            snapshot.check()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_left_behind_is_named(name):
     snapshot = tripwire.Snapshot()

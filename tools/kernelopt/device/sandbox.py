@@ -11,6 +11,7 @@ import secrets
 import shutil
 import signal
 import site
+import stat
 import subprocess
 import tempfile
 import threading
@@ -41,7 +42,7 @@ CONTEXT_BYTES = 512 << 20  # of GPU memory that a waiting child holds
 LOOK_EVERY_S = 0.05  # whether a process that is waited for has died, or the wait is to end
 FIRST_READY_S = 10.0  # for the first child to start; after that no others are forked ahead
 WAITING_SHARE = 0.05  # of the free GPU memory, for all waiting children
-REMOVERS = 8  # files at a time
+REMOVERS, LARGE_BYTES = 8, 64 << 20  # files of that size at a time
 
 
 @dataclass(frozen=True)
@@ -441,18 +442,20 @@ def new_scratch(home: Path) -> tuple[Path, IO]:
 
 
 def remove_tree(folder: Path | str) -> None:
-    """Remove a folder as far as that is possible. Its files go several at a time: one after the other, the memory that
-    held 45 GB of tensors was free after 10 s."""
-    with futures.ThreadPoolExecutor(REMOVERS) as pool, contextlib.suppress(OSError):
-        for _, _, names, place in os.fwalk(folder):
-            list(pool.map(functools.partial(remove_file, place), names))
+    """Remove a folder as far as that is possible. Its large files go several at a time: one after the other, the memory
+    that held 45 GB of tensors was free after 10 s."""
+    with contextlib.suppress(OSError, RuntimeError), futures.ThreadPoolExecutor(REMOVERS) as pool:  # or no more threads
+        for _, _, names, place in os.fwalk(folder):  # by descriptors: no other folder can stand in for one
+            list(
+                pool.map(functools.partial(os.unlink, dir_fd=place), filter(functools.partial(is_large, place), names))
+            )
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def remove_file(place: int, name: str) -> None:
-    """place: the descriptor of its folder, so that no other folder can stand in for it."""
-    with contextlib.suppress(OSError):
-        os.unlink(name, dir_fd=place)
+def is_large(place: int, name: str) -> bool:
+    """Of a file in the folder of that descriptor."""
+    found = os.stat(name, dir_fd=place, follow_symlinks=False)
+    return stat.S_ISREG(found.st_mode) and found.st_size >= LARGE_BYTES
 
 
 def remove_abandoned(home: Path) -> None:

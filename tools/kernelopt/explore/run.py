@@ -45,6 +45,7 @@ SUSTAINED_S = 0.5  # the second half counts
 MOST_SUSTAINED = 3  # of those in the lead, the best: half a second each
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
+RAN_OUT = "all candidates ran out of GPU memory"
 MAY_BE_RIGHT = {Status.OK, Status.OOM}  # what ran out of memory beside others is started again by itself
 LEAST_PATIENCE_S = 10.0  # for opponents, once the candidates are checked
 LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
@@ -89,12 +90,13 @@ class Plan:
 class Explored:
     """The outcome. entrants: best first, with their status and times. workloads: all that the task has.
     stopped_after_s: when it was ended from outside, in seconds from the start of the command; None where it was not.
-    seconds: of each phase."""
+    seconds: of each phase. seeds: of the inputs that they were checked and timed on."""
 
     entrants: list[Entrant]
     workloads: list[str]
     stopped_after_s: float | None
     seconds: dict[str, float]
+    seeds: int = SEEDS
 
 
 def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> Explored:
@@ -110,7 +112,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     try:
         sandbox.get_ready("prepare", "judge", *(one.job for one in loadable))
         ahead = compiled_ahead(plan, sandbox, loadable)
-        starter, workloads = prepared(plan, sandbox, say)
+        starter, workloads = prepared(plan, sandbox)
         starter.spent.note("inputs", began)
         sandbox.stop.interrupts = False
         with contextlib.suppress(Stopped):
@@ -127,7 +129,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
         with starter.spent.noted("profile"):
             entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path, say)
-    return Explored(best, workloads, sandbox.stop.after_s, starter.spent.seconds())
+    return Explored(best, workloads, sandbox.stop.after_s, starter.spent.seconds(), len(starter.inputs))
 
 
 def compiled_ahead(plan: Plan, sandbox: Sandbox, entrants: list[Entrant]) -> Ahead | None:
@@ -169,8 +171,29 @@ def check_and_time(
     with gpu_watch.Watch() as watch:
         waiting = waves(entrants, live_at_once(starter.inputs, sandbox.waiting()))
         run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say, ahead)
+        if all_ran_out(entrants) and time.monotonic() < compiled_by:
+            say(f"{RAN_OUT}: again with the inputs of one seed")
+            take_one_seed(plan, sandbox, starter, entrants)
+            waiting = waves(entrants, live_at_once(starter.inputs))
+            run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say)
         with starter.spent.noted("sustained times and resources"):
             finish(entrants, sandbox, watch, plan)
+
+
+def all_ran_out(entrants: list[Entrant]) -> bool:
+    """Is no candidate right, and did one run out of GPU memory?"""
+    statuses = [entrant.status for entrant in compilable(entrants)]
+    return Status.OOM in statuses and Status.OK not in statuses
+
+
+def take_one_seed(plan: Plan, sandbox: Sandbox, starter: Starter, entrants: list[Entrant]) -> None:
+    """Have all entrants start anew, on the inputs of one seed: each holds half of the memory or less, and so does the
+    oracle. What a kernel keeps from call to call is then not seen."""
+    end_all([*entrants, starter.judge])
+    starter.inputs = starter.inputs[:1]
+    starter.judge = judge_of(plan, sandbox, starter.inputs)
+    for entrant in entrants:
+        entrant.calls_us, entrant.rounds_us, entrant.dropped = [], [], False
 
 
 def compiled_alone(
@@ -277,9 +300,8 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
     return entrants
 
 
-def prepared(plan: Plan, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[Starter, list[str]]:
-    """(the inputs of two seeds, or of one where those are too large, and the oracle at work on them; the task's
-    workloads)"""
+def prepared(plan: Plan, sandbox: Sandbox) -> tuple[Starter, list[str]]:
+    """(the inputs of two seeds, and the oracle at work on them; the task's workloads)"""
     subject, seeds = plan.subject, [cases.secret_seed() for _ in range(SEEDS)]
     folder = sandbox.new_folder("inputs")
     made = cases.prepare_task(
@@ -292,9 +314,14 @@ def prepared(plan: Plan, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[
         with_variants=False,
         folder=folder,
     )
-    inputs = of_seeds_that_fit(made.cases) if sandbox.gpu else made.cases
-    if len(inputs) < len(made.cases):
-        say("with inputs of one seed: two processes with those of two do not fit on the GPU")
+    judge = judge_of(plan, sandbox, made.cases)
+    starter = Starter(sandbox, sandbox.server(), made.cases, judge, subject.libraries, plan.candidate_s)
+    return starter, made.workloads
+
+
+def judge_of(plan: Plan, sandbox: Sandbox, inputs: list[Case]) -> Judge:
+    """The oracle at work on these inputs, which it makes again."""
+    subject = plan.subject
     arguments = {
         "reference": str(subject.reference.resolve()),
         "dtype": subject.dtype,
@@ -302,29 +329,17 @@ def prepared(plan: Plan, sandbox: Sandbox, say: Callable[[str], None]) -> tuple[
         "seeds": [case.seed for case in inputs],
         "tolerances": oracle.tolerances(subject.tolerance),
     }
-    judge = Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
-    starter = Starter(sandbox, sandbox.server(), inputs, judge, subject.libraries, plan.candidate_s)
-    return starter, made.workloads
-
-
-def of_seeds_that_fit(inputs: list[Case]) -> list[Case]:
-    """The inputs of all seeds; those of one where two processes would not fit on the GPU with all."""
-    return inputs if room_for(inputs) > 1 else inputs[:1]
+    return Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
 
 
 def live_at_once(inputs: list[Case], waiting: int = 0) -> int:
-    """How many processes are to hold memory of the GPU at once."""
-    return max(2, room_for(inputs, waiting))
-
-
-def room_for(inputs: list[Case], waiting: int = 0) -> int:
     """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak.
     waiting: so many of them have started CUDA."""
     size = sum(case.bytes() for case in inputs)
     held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
     free = (gpu.free_bytes() or 16 << 30) + waiting * STARTED_BYTES
     left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES
-    return int(left / held)
+    return max(2, int(left / held))
 
 
 def waves(entrants: list[Entrant], at_once: int) -> list[list[Entrant]]:

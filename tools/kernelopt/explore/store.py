@@ -93,6 +93,7 @@ def result_of(plan: Plan, explored: Explored, device: str, wall_s: float) -> dic
         "device": device,
         "workload": plan.workload,
         "workloads": explored.workloads,
+        "seeds": explored.seeds,
         "against": plan.against,
         "budget_s": plan.budget_s,
         "compiled": plan.compile_for and plan.compile_for.to_json(),

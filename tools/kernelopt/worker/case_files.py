@@ -72,7 +72,7 @@ class CaseFiles:
         self._state = self._stored(case.state, self._folder / f"state-{number}.pt")
         size = 0
         if self._state and self._state is not before:
-            size = self._write(tensor_files.before_file(case.state), self._state.path)
+            size = self._write(case.state, self._state.path)
         state_path = self._state and self._state.path
         path = self._folder / f"input-{number}.pt"
         size += self._write(case.to_file(state_path and state_path.name), path)
@@ -86,7 +86,12 @@ class CaseFiles:
         return StoredState(state, path) if is_shared(state) else None
 
     def _write(self, content: dict, path: Path) -> int:
-        """Have it written; the bytes of its tensors."""
+        """Have it written; the bytes of its tensors. What comes from the GPU as it is written is written at once: later
+        the reference may have changed its parameters, and the memory is needed for the next case."""
+        if tensor_files.holds_large(content):
+            write(content, path)
+            return tensor_trees.stored_bytes(content)
+        content = tensor_trees.on_cpu(content)
         size = tensor_trees.stored_bytes(content)
         self._writing.append((self._pool.submit(write, content, path), size))
         return size

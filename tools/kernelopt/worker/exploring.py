@@ -60,7 +60,7 @@ class CompiledCode:
 def contest(context: Context, kernel: str, inputs: list[str], path: str, check: bool) -> None:
     """Load the kernel, run it on the inputs, and then follow orders; see `Contestant` for the answers.
 
-    inputs: files of two cases of one workload. check: its outputs go to files at `path`; an opponent's do not.
+    inputs: files of one or two cases of one workload. check: its outputs go to files at `path`; an opponent's do not.
     """
     contestant = Contestant(context, kernel, inputs)
     contestant.start()

@@ -79,10 +79,9 @@ class Case:
         tensor_files.save(self.to_file(), path)
 
     def to_file(self, state_in: str | None = None) -> dict:
-        """What a file holds of it, its tensors on the CPU. state_in: the name of a file beside it that holds the
-        parameters."""
+        """What a file holds of it. state_in: the name of a file beside it that holds the parameters."""
         fields = {**vars(self), "state": state_in or self.state}
-        return {name: tensor_trees.packed(tensor_files.before_file(value)) for name, value in fields.items()}
+        return {name: tensor_trees.packed(value) for name, value in fields.items()}
 
     @classmethod
     def load(cls, path: Path) -> "Case":

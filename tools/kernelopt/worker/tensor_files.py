@@ -1,5 +1,5 @@
-"""Files of tensors. A large tensor of a GPU goes to its file piece by piece: a copy of the whole on the host takes as
-long again, most of it page faults."""
+"""Files of tensors. A GPU's tensor that is too large for pinned memory goes to its file piece by piece: as a whole it
+would first take as long to the host, most of that for page faults."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,17 +9,16 @@ import torch
 
 from . import tensor_trees
 
-LARGE_BYTES = 16 << 20  # smaller tensors come to the host first
+LARGE_BYTES = tensor_trees.PINNED_BYTES.stop  # smaller tensors come to the host first
 PIECE_BYTES = 32 << 20
-STORED = ["tensors", "value"]  # keys of a file of `save_in_pieces`, in the order in which torch numbers their memory
+STORED = ["kernelopt tensors", "kernelopt value"]  # keys of a file of `save_in_pieces`
 
 
 def save(value, path: Path) -> None:
     """Write tensors, in lists and dicts and beside numbers, to a file of torch.save's form. Those of a GPU are on the
     CPU where `load` reads them. Raises OSError or RuntimeError where the disk is full."""
     with without_checksums():
-        tensors = tensor_trees.input_tensors([value])
-        if any(map(goes_in_pieces, tensors)) and all(one.layout is torch.strided for one in tensors):
+        if holds_large(value):
             save_in_pieces(value, path)
         else:
             torch.save(tensor_trees.on_cpu(value), path)
@@ -40,21 +39,27 @@ def without_checksums() -> Iterator[None]:
 def load(path: Path):
     """Read a file of `save`. Tensors are read at their first use."""
     loaded = torch.load(path, weights_only=True, mmap=True)
-    return loaded["value"] if isinstance(loaded, dict) and list(loaded) == STORED else loaded
+    return loaded[STORED[1]] if isinstance(loaded, dict) and list(loaded) == STORED else loaded
 
 
-def before_file(value):
-    """The value with its tensors on the CPU, but for those that `save` takes from the GPU piece by piece."""
-    return tensor_trees.map_tensors(value, lambda one: one if goes_in_pieces(one) else tensor_trees.on_cpu(one))
+def holds_large(value) -> bool:
+    """Does `save` take a tensor of the value piece by piece from a GPU, as it is at that time?"""
+    tensors = tensor_trees.input_tensors([value])
+    return any(map(goes_in_pieces, tensors)) and all(map(is_plain, tensors))
 
 
 def goes_in_pieces(tensor: torch.Tensor) -> bool:
     """Is it a large tensor of a GPU, each byte of whose memory is one of its own? Not one that only says that it is on
     a GPU (compiling.AsOnGpu), where CUDA does not work."""
-    if not tensor.is_cuda or tensor.layout is not torch.strided or tensor.nbytes < LARGE_BYTES:
+    if not tensor.is_cuda or not is_plain(tensor) or tensor.nbytes < LARGE_BYTES:
         return False
     fills = tensor.untyped_storage().nbytes() == tensor.nbytes
     return fills and torch.empty_like(tensor, device="meta").stride() == tensor.stride() and torch.cuda.is_initialized()
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Does its memory hold its values as they are?"""
+    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
 
 
 def save_in_pieces(value, path: Path) -> None:
@@ -72,9 +77,12 @@ def save_in_pieces(value, path: Path) -> None:
 
     value = tensor_trees.map_tensors(value, place_of)
     with torch.serialization.skip_data():
+        # Torch numbers their memory in the order in which it meets them.
         torch.save(dict(zip(STORED, (places, value), strict=True)), path)
     by_memory = {place.untyped_storage()._cdata: source for place, source in zip(places, sources, strict=True)}
     archive = torch._C.PyTorchFileReader(str(path))
+    if sum(name.startswith("data/") for name in archive.get_all_records()) != len(by_memory):
+        raise RuntimeError("a tensor holds another one, which has no place in the file")
     with open(path, "r+b") as file:
         for number, source in enumerate(by_memory.values()):
             file.seek(archive.get_record_offset(f"data/{number}"))

@@ -209,9 +209,8 @@ class Snapshot:
             check_functions(self._functions)
             self._held = held  # what differs is not watched
         check_spaces(self._sparse)
-        now = _left_behind()
-        if now != self._left_behind:
-            left = [name for name, found in now.items() if found != self._left_behind[name]]
+        left = [name for name, found in _left_behind().items() if not same(found, self._left_behind[name])]
+        if left:
             raise CheatError(f"the kernel left {' and '.join(left)} behind, which sees what comes later")
 
 
@@ -230,18 +229,24 @@ def check_functions(functions: Iterable[tuple]) -> None:
             raise CheatError(f"{name} was replaced while the kernel was loaded or run")
 
 
-def _left_behind() -> dict[str, object]:
-    """What would run in later calls of other code, by kind: how many there are, or which."""
+def same(some: list, others: list) -> bool:
+    """Are they the same objects? Their own opinion is not asked."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _left_behind() -> dict[str, list]:
+    """What would run in later calls of other code, by kind; of torch's two kinds of modes, a mark for each."""
     import torch
 
     members = vars(torch.nn.modules.module)
+    modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     return {
-        "a mode of torch": (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()),
-        "a hook of all modules": [len(members[name]) for name in _names_of_hooks()],
-        "a signal handler": tuple(map(signal.getsignal, SIGNALS)),
-        "a callback of the garbage collector": len(gc.callbacks),
-        "a profile function": sys.getprofile(),
-        "a trace function": sys.gettrace(),
+        "a mode of torch": [None] * modes[0] + [True] * modes[1],
+        "a hook of all modules": [hook for name in _names_of_hooks() for hook in members[name].values()],
+        "a signal handler": [signal.getsignal(number) for number in SIGNALS],
+        "a callback of the garbage collector": list(gc.callbacks),
+        "a profile function": [sys.getprofile()],
+        "a trace function": [sys.gettrace()],
     }
 
 

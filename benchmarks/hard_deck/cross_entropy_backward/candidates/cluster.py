@@ -1,4 +1,4 @@
-"""Mean cross-entropy and its gradient over the logits, CUDA C++ for pairs of blocks (compute capability 9.0 and newer).
+"""Mean cross-entropy and its gradient over the logits, CUDA C++ for pairs of blocks (compute capability 9.0).
 
 A row of 128,256 numbers does not fit into the shared memory of a multiprocessor, half a row does. So a cluster of two
 blocks takes a row, and walks over all its rows:
