@@ -446,14 +446,13 @@ def remove_tree(folder: Path | str) -> None:
     that held 45 GB of tensors was free after 10 s."""
     with contextlib.suppress(OSError, RuntimeError), futures.ThreadPoolExecutor(REMOVERS) as pool:  # or no more threads
         for _, _, names, place in os.fwalk(folder):  # by descriptors: no other folder can stand in for one
-            list(
-                pool.map(functools.partial(os.unlink, dir_fd=place), filter(functools.partial(is_large, place), names))
-            )
+            large = [name for name in names if is_large(place, name)]
+            list(pool.map(functools.partial(os.unlink, dir_fd=place), large))
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_large(place: int, name: str) -> bool:
-    """Of a file in the folder of that descriptor."""
+    """Is it a large file? place: the descriptor of its folder."""
     found = os.stat(name, dir_fd=place, follow_symlinks=False)
     return stat.S_ISREG(found.st_mode) and found.st_size >= LARGE_BYTES
 

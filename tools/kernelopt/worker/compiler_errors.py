@@ -24,10 +24,8 @@ CHARACTERS = 2000  # of errors; the first may be longer
 FIRST_CHARACTERS = 8000
 OUTPUT_BYTES = 1 << 20
 NAME = "compiler_output"  # of an exception's attribute
-INLINE = re.compile(
-    r"(/\S*/(?:cuda\.cu|main\.cpp))([(:])(\d+)"
-)  # a line of what load_inline wrote: (9) by nvcc, :9 by g++
-MOST_NEIGHBOURS = 20  # lines before and after one, which tell it from others of the same text
+# A line of what load_inline wrote: nvcc says cuda.cu(9), g++ main.cpp:9.
+INLINE = re.compile(r"(/\S*/(?:cuda\.cu|main\.cpp))([(:])(\d+)")
 
 _printed: list[str] = []  # by the last compilation that succeeded
 _noted: list[str] = []  # the texts of failed compilations, the first one first; emptied by one that succeeds
