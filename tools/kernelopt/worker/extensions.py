@@ -31,7 +31,7 @@ MISSING_HEADERS = {
 HOST_SUFFIXES = (".cpp", ".cc", ".cxx")
 LIBRARIES = re.compile(r"\bcu(blas|blasLt|sparse|solver|dnn|rand|fft)", re.IGNORECASE)
 NO_LIBRARY = "this machine's CUDA toolkit may lack a library's headers that it uses: "
-NOT_LINKED = re.compile(r"\bld\S*: cannot find -lcu")
+NOT_LINKED = re.compile(r"\bld\S*: cannot find -lcu|\bcuda_runtime(_api)?\.h: No such file")
 NO_NVCC = "nvcc is not here: run `bash scripts/setup.sh nvcc`, or install the CUDA toolkit, to compile CUDA C++"
 NO_HIPCC = "hipcc is not here: install ROCm, or put its hipcc on the PATH, to compile CUDA C++ for AMD"
 STANDARD = re.compile(r"cuda_flags \+ \['(-std=[^']+)'\]")
@@ -172,7 +172,8 @@ class Extensions:
 
 def linked(build: Callable, given: dict) -> bool:
     """Did torch build the extension, for TORCH_CUDA_ARCH_LIST, which the parent sets? False: all was compiled, and the
-    linker lacks one of CUDA's libraries. Raises what the build raises for any other reason."""
+    linker lacks one of CUDA's libraries; or torch looked for CUDA's headers beside an nvcc that only leads to another
+    place. Raises what the build raises for any other reason."""
     try:
         build(**given)
     except RuntimeError as error:
