@@ -572,6 +572,18 @@ def test_where_all_ran_out_of_memory_they_start_anew_with_the_inputs_of_one_seed
         assert [one.status for one in named] == ["OK", "OK" if wrong == "none" else "OOM", "OK"]
 
 
+def test_an_error_in_a_configuration_names_the_users_file_and_line(tmp_path):
+    """The text that runs has no SPACE, and constants of one line: its lines are others."""
+    own = tmp_path / "space.py"
+    own.write_text("SPACE = [\n    {'N': 1},\n    {'N': 2},\n]\nN = [\n    3\n]\ndef kernel_function(x): return y\n")
+    plan = run.Plan(None, candidates.from_paths([own]), {}, None)
+    first, second = run.entered(plan, tmp_path)
+    for entrant in (first, second):
+        number = entrant.file.read_text().splitlines().index("def kernel_function(x): return y") + 1
+        entrant.fail(Fault(Status.COMPILE_ERROR, f"{entrant.file.name}({number}): error: y"))
+    assert first.error == second.error == "space.py(8): error: y"
+
+
 def test_where_one_candidate_fits_no_seed_is_left_out(folder):
     named = [entrants.Entrant(name, folder / "k.py") for name in "ab"]
     named[0].status, named[1].status = Status.OOM, Status.OK

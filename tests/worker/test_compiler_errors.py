@@ -281,10 +281,15 @@ HOST = "int f() { return bar; }"
     [
         ("/build/cuda.cu(5): error: identifier", "kernel.py(5): error: identifier"),
         ("/build/cuda.cu(9): error: identifier", "kernel.py(8): error: identifier"),
-        ("/build/main.cpp:2:3: error: ‘bar’", "/build/main.cpp:2:3: error: ‘bar’"),
-        ("/build/cuda.cu(1): error: no line of the kernel", "/build/cuda.cu(1): error: no line of the kernel"),
-        ("/build/cuda.cu(99): error: past the end", "/build/cuda.cu(99): error: past the end"),
-        ("/gone/cuda.cu(5): error: cannot be read", "/gone/cuda.cu(5): error: cannot be read"),
+        ("/build/main.cpp:2:3: error: ‘bar’", "main.cpp:2:3: error: ‘bar’"),
+        ("/build/cuda.cu(1): error: no line of the kernel", "cuda.cu(1): error: no line of the kernel"),
+        ("/build/cuda.cu(99): error: past the end", "cuda.cu(99): error: past the end"),
+        ("/gone/cuda.cu(5): error: cannot be read", "cuda.cu(5): error: cannot be read"),
+        (
+            '/build/cuda.cu(5): error: x\n  detected during instantiation of "T" at line 9\n',
+            'kernel.py(5): error: x\n  detected during instantiation of "T" of kernel.py(8)',
+        ),
+        ('/build/cuda.cu(5): error: a\n1 error in "/build/cuda.cu"', 'kernel.py(5): error: a\n1 error in "cuda.cu"'),
         ("/own/k.cu(5): error: a file of the kernel's own", "/own/k.cu(5): error: a file of the kernel's own"),
     ],
 )
@@ -299,10 +304,3 @@ def test_an_error_in_a_source_that_load_inline_wrote_names_the_kernels_file(tmp_
     compiler_errors._kernels.append(kernel)
     text = compiler_errors.errors_of(error.replace("/build", str(build)))
     assert text == named.replace("/build", str(build))
-
-
-def test_of_lines_with_the_same_text_and_the_same_neighbours_none_is_named():
-    lines = ["a", "b", "c", "a", "b", "c"]
-    assert compiler_errors.line_of(["b"], 1, lines) is None
-    assert compiler_errors.line_of(["x", "b"], 2, lines) is None
-    assert compiler_errors.line_of(["c", "a", "b"], 3, lines) == 5

@@ -29,13 +29,14 @@ class Unloadable(Exception):
 class Candidate:
     """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that
     runs. error: why it cannot be loaded, so that it is never started; None for all others. is_probe: it leaves out a
-    part of the work, to show what the rest takes: PROBE is true there."""
+    part of the work, to show what the rest takes: PROBE is true there. file: the user's, None where there is none."""
 
     name: str
     config: Constants
     source: str
     error: str | None = None
     is_probe: bool = False
+    file: Path | None = None
 
 
 def from_paths(paths: list[Path]) -> list[Candidate]:
@@ -68,7 +69,7 @@ def of_file(file: Path) -> list[Candidate]:
         if configs is not None:
             configured = [(config, with_constants(source, known, config, file)) for config in configs]
             found = different(configured, file.stem)
-        return [replace(one, is_probe=is_probe(known, one.config)) for one in found]
+        return [replace(one, is_probe=is_probe(known, one.config), file=file) for one in found]
     except Unloadable as why:
         return [Candidate(file.stem, {}, source, str(why))]
 

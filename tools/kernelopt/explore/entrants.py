@@ -1,5 +1,6 @@
 """The entrants of an exploration: candidates to be checked, and opponents, which are only timed."""
 
+import contextlib
 import functools
 import math
 import threading
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from .. import source_lines
 from ..case_types import OracleCheck
 from ..compiling.compiled import Compiled
 from ..device import outcomes, standing
@@ -94,6 +96,7 @@ class Entrant:
     sm_clock_mhz: float | None = None
     metrics: KeyMetrics | None = None
     compiled: Compiled | None = None
+    origin: Path | None = None  # the user's file that `file` was made of
 
     @property
     def job(self) -> str:
@@ -103,10 +106,20 @@ class Entrant:
 
     def fail(self, fault: Fault) -> None:
         whole = fault.status == Status.COMPILE_ERROR  # the worker has left out all but the compiler's errors
-        self.status, self.error = fault.status, fault.message if whole else first_lines(fault.message)
+        message = self.in_origin(fault.message)
+        self.status, self.error = fault.status, message if whole else first_lines(message)
         if fault.status == Status.IMPORT_ERROR:
             self.error = f"{self.error}; {failures.HINTS[fault.status]}"
         self.end()
+
+    def in_origin(self, message: str) -> str:
+        """A message on `file` as one on the user's own file."""
+        if self.origin is None or self.file.name not in message:
+            return message
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            written, lines = (one.read_text(encoding="utf-8").splitlines() for one in (self.file, self.origin))
+            return source_lines.named(message, self.file.name, written, self.origin.name, lines)
+        return message
 
     def end(self) -> None:
         if self.process:

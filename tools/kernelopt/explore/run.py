@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..compiling import compiler
@@ -263,6 +263,7 @@ def compile_all(
     def compile_one(entrant: Entrant) -> None:
         limits = compiler.Limits(min(ends, time.monotonic() + plan.candidate_s))
         result = compiling.compile(entrant.file, case, plan.compile_for, limits)
+        result = replace(result, error=result.error and entrant.in_origin(result.error))
         entrant.compiled, entrant.resources = result, resources.of_compiled(result)
         entrant.status, entrant.error = status_after(entrant.status, entrant.error, result)
 
@@ -294,7 +295,8 @@ def entered(plan: Plan, scratch: Path) -> list[Entrant]:
         file = folder / f"candidate_{number}.py"
         file.write_text(candidate.source, encoding="utf-8")
         status = Status.IMPORT_ERROR if candidate.error else Status.INTERNAL
-        entrant = Entrant(candidate.name, file, candidate.config, status=status, error=candidate.error)
+        own = {"status": status, "error": candidate.error, "origin": candidate.file}
+        entrant = Entrant(candidate.name, file, candidate.config, **own)
         entrant.is_opponent = entrant.is_probe = candidate.is_probe
         entrants.append(entrant)
     return entrants

@@ -6,7 +6,6 @@ arises, with what the compiler printed.
 
 import contextlib
 import functools
-import itertools
 import os
 import re
 import subprocess
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+from .. import source_lines
+
 ERROR_LINE = re.compile(r"\berror\b[^'\"]*: |: (fatal )?error:|\bfatal +: |: undefined reference to |\bld: (?!warning)")
 SUMMARY_LINE = re.compile(r"^\d+ errors? detected")
 WARNING_LINE = re.compile(r": (warning|note)\b|^Remark: |^ptxas\S* info |^module\b|^#\w+ = ")  # or Triton's whole IR
@@ -24,8 +25,8 @@ CHARACTERS = 2000  # of errors; the first may be longer
 FIRST_CHARACTERS = 8000
 OUTPUT_BYTES = 1 << 20
 NAME = "compiler_output"  # of an exception's attribute
-# A line of what load_inline wrote: nvcc says cuda.cu(9), g++ main.cpp:9.
-INLINE = re.compile(r"(/\S*/(?:cuda\.cu|main\.cpp))([(:])(\d+)")
+INLINE = re.compile(r"/[^\s\"']*/(?:cuda\.cu|main\.cpp)\b")  # what load_inline wrote
+NOTE = re.compile(r"(\bdetected during .*) at line (\d+)$", re.MULTILINE)  # of the file that the error is in
 
 _printed: list[str] = []  # by the last compilation that succeeded
 _noted: list[str] = []  # the texts of failed compilations, the first one first; emptied by one that succeeds
@@ -50,35 +51,15 @@ def errors_of(output: str) -> str:
 
 def in_kernel(text: str) -> str:
     """The errors with lines of load_inline's files named as those of the kernel's file that they come from, where one
-    line there is the same."""
-
-    def named(place: re.Match) -> str:
+    line there is the same. Others name the bare file, whose folder is gone when they are read."""
+    for path in dict.fromkeys(INLINE.findall(text)):
         with contextlib.suppress(OSError, UnicodeDecodeError):
-            written = Path(place[1]).read_text().splitlines()
+            written = Path(path).read_text().splitlines()
+            text = NOTE.sub(rf"\1 of {path}(\2)", text)
             for kernel in _kernels:
-                if number := line_of(written, int(place[3]), kernel.read_text().splitlines()):
-                    return f"{kernel.name}{place[2]}{number}"
-        return place[0]
-
-    return INLINE.sub(named, text)
-
-
-def line_of(written: list[str], number: int, kernel: list[str]) -> int | None:
-    """The number of the line in `kernel` that is line `number` of `written`, both from 1: of those with the same text
-    the one with the most neighbours in common. None where there is none, or where two have as many."""
-    at = number - 1
-    same = [place for place, line in enumerate(kernel) if at < len(written) and line == written[at]]
-    alike = {
-        place: alike_lines(written[at::-1], kernel[place::-1]) + alike_lines(written[at:], kernel[place:])
-        for place in same
-    }
-    best = [place for place in same if alike[place] == max(alike.values())]
-    return best[0] + 1 if len(best) == 1 else None
-
-
-def alike_lines(some: list[str], others: list[str]) -> int:
-    """How many lines at their beginnings are the same."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(some, others, strict=False)))
+                text = source_lines.named(text, path, written, kernel.name, kernel.read_text().splitlines())
+        text = text.replace(path, Path(path).name)
+    return text
 
 
 def _blocks(output: str) -> Iterator[str]:
