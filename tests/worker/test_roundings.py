@@ -50,7 +50,8 @@ def test_memory_that_is_used_anew_tells_nothing_of_its_former_tensor():
         for _ in range(4):
             product()  # its memory is free again
             made = torch.empty(8, 8, dtype=torch.bfloat16).fill_(1)
-    assert followed.of(made.float()) is None
+        result = made.float()  # outside it would not be followed, and may get the memory of a product
+    assert followed.of(result) is None
 
 
 def test_functions_that_map_another_run_as_they_are():
