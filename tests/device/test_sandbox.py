@@ -68,7 +68,9 @@ def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(
     assert not list(scratch.iterdir())
 
 
-def test_a_folder_is_removed_and_what_it_links_to_stays(tmp_path):
+@pytest.mark.parametrize("large_bytes", [1, sandbox.LARGE_BYTES])
+def test_a_folder_is_removed_and_what_it_links_to_stays(tmp_path, monkeypatch, large_bytes):
+    monkeypatch.setattr(sandbox, "LARGE_BYTES", large_bytes)
     outside, folder = tmp_path / "outside", tmp_path / "folder"
     (folder / "a" / "b").mkdir(parents=True)
     outside.mkdir()

@@ -289,6 +289,10 @@ HOST = "int f() { return bar; }"
             '/build/cuda.cu(5): error: x\n  detected during instantiation of "T" at line 9\n',
             'kernel.py(5): error: x\n  detected during instantiation of "T" of kernel.py(8)',
         ),
+        (
+            '/build/main.cpp:2:3: error: y\n/build/cuda.cu(5): error: x\n  detected during "T" at line 9\n',
+            'main.cpp:2:3: error: y\nkernel.py(5): error: x\n  detected during "T" of kernel.py(8)',
+        ),
         ('/build/cuda.cu(5): error: a\n1 error in "/build/cuda.cu"', 'kernel.py(5): error: a\n1 error in "cuda.cu"'),
         ("/own/k.cu(5): error: a file of the kernel's own", "/own/k.cu(5): error: a file of the kernel's own"),
     ],

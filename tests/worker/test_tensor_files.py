@@ -95,6 +95,7 @@ def test_a_tensor_that_only_says_it_is_on_a_gpu_is_saved_without_cuda(monkeypatc
 @pytest.mark.gpu
 @pytest.mark.at_once
 def test_a_gpus_tensors_come_back_as_they_were(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_files, "LARGE_BYTES", 16 << 20)
     rows = 3 * tensor_files.PIECE_BYTES // 4096 + 5
     value = {
         "large": torch.randn(rows, 1024, device="cuda"),

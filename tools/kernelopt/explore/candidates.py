@@ -29,7 +29,7 @@ class Unloadable(Exception):
 class Candidate:
     """One variant. name: the file's stem, with its constants in brackets for a configuration. source: the text that
     runs. error: why it cannot be loaded, so that it is never started; None for all others. is_probe: it leaves out a
-    part of the work, to show what the rest takes: PROBE is true there. file: the user's, None where there is none."""
+    part of the work, to show what the rest takes: PROBE is true there. file: the user's."""
 
     name: str
     config: Constants
@@ -71,7 +71,7 @@ def of_file(file: Path) -> list[Candidate]:
             found = different(configured, file.stem)
         return [replace(one, is_probe=is_probe(known, one.config), file=file) for one in found]
     except Unloadable as why:
-        return [Candidate(file.stem, {}, source, str(why))]
+        return [Candidate(file.stem, {}, source, str(why), file=file)]
 
 
 def is_probe(known: Assignments, config: Constants) -> bool:

@@ -45,7 +45,6 @@ SUSTAINED_S = 0.5  # the second half counts
 MOST_SUSTAINED = 3  # of those in the lead, the best: half a second each
 CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
 MEMORY_SHARE = 0.8
-RAN_OUT = "no candidate is right, for want of GPU memory"
 MAY_BE_RIGHT = {Status.OK, Status.OOM}  # what ran out of memory beside others is started again by itself
 LEAST_PATIENCE_S = 10.0  # for opponents, once the candidates are checked
 LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
@@ -172,7 +171,7 @@ def check_and_time(
         waiting = waves(entrants, live_at_once(starter.inputs, sandbox.waiting()))
         run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say, ahead)
         if all_ran_out(entrants) and time.monotonic() < compiled_by:
-            say(f"{RAN_OUT}: again with the inputs of one seed")
+            say("no candidate is right, and one ran out of GPU memory: again with the inputs of one seed")
             take_one_seed(plan, sandbox, starter, entrants)
             waiting = waves(entrants, live_at_once(starter.inputs))
             run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say)

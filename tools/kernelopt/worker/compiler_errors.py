@@ -26,7 +26,7 @@ FIRST_CHARACTERS = 8000
 OUTPUT_BYTES = 1 << 20
 NAME = "compiler_output"  # of an exception's attribute
 INLINE = re.compile(r"/[^\s\"']*/(?:cuda\.cu|main\.cpp)\b")  # what load_inline wrote
-NOTE = re.compile(r"(\bdetected during .*) at line (\d+)$", re.MULTILINE)  # of the file that the error is in
+NOTE = re.compile(r"(\bdetected during .*) at line (\d+)$", re.MULTILINE)  # by nvcc, of the same file
 
 _printed: list[str] = []  # by the last compilation that succeeded
 _noted: list[str] = []  # the texts of failed compilations, the first one first; emptied by one that succeeds
@@ -55,7 +55,8 @@ def in_kernel(text: str) -> str:
     for path in dict.fromkeys(INLINE.findall(text)):
         with contextlib.suppress(OSError, UnicodeDecodeError):
             written = Path(path).read_text().splitlines()
-            text = NOTE.sub(rf"\1 of {path}(\2)", text)
+            if path.endswith(".cu"):
+                text = NOTE.sub(rf"\1 of {path}(\2)", text)
             for kernel in _kernels:
                 text = source_lines.named(text, path, written, kernel.name, kernel.read_text().splitlines())
         text = text.replace(path, Path(path).name)
