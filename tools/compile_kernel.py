@@ -4,7 +4,7 @@
 Prints, for each kernel that a call launches and each target: registers, spills, stack, shared memory or LDS, tensor
 instructions, access widths, code size, theoretical occupancy and its limiter. An autotuned kernel is compiled in all
 its configurations, which are ranked by what fits. Nothing runs: all is "compiled for ... here, not run".
-Without a torch for CUDA, of a .cu file the code for the GPU alone is compiled, and nothing is linked.
+Where torch is not built for CUDA, the host code of a .cu file is not compiled, and nothing is linked.
 Triton's wheel compiles Triton for sm_70 to sm_121 and gfx90a to gfx1250; nvcc compiles CUDA C++, hipcc does for AMD.
 Exit 1 when a target refuses the kernel; the others are compiled nevertheless."""
 
