@@ -25,7 +25,6 @@ SPACE = [
     {"BESIDE": 1, "LOADS": 2},
     {"BESIDE": 1, "LOADS": 2, "STORES": 1},
     {"LOADS": 2},
-    {"BESIDE": 1},
 ]
 LINES = 896  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
 WARPS = 28  # that compute; 30 at most

@@ -18,12 +18,13 @@ import triton
 import triton.language as tl
 from torch.utils.cpp_extension import load_inline
 
-SPACE = [{"LINES": 896, "WARPS": 28}]
+SPACE = [{"LOADS": 2}, {"LOADS": 2, "STORES": 1}, {}]
 IGNORED = -100
-LINES = 1008  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
-WARPS = 16  # that compute; 31 at most
+LINES = 896  # of 16 bytes in a piece; a multiple of 8, so that copies begin at multiples of 128 bytes
+WARPS = 28  # that compute; 31 at most
 KEEP = 1  # 1: exponentials are kept in bf16 between the walks, and rounded twice; 0: computed twice
-FIRST_OUT = 0  # 1: the L2 shall drop logits and gradients before other lines
+LOADS = 0  # the L2 shall drop, 1: logits before other lines, 2: other lines before logits
+STORES = 0  # the same of gradients
 MOST_BYTES = 232448  # of shared memory of a block
 ROWS_OF_A_PAIR = 512
 BESIDE_PIECES = 5888  # bytes of struct Shared, at most
@@ -69,13 +70,14 @@ __device__ __forceinline__ void wait(u64* barrier, u32 parity) {
                      : "=r"(over) : "r"(address(barrier)), "r"(parity) : "memory");
     while (!over);
 }
-__device__ __forceinline__ u64 policy() {
+__device__ __forceinline__ u64 policy(int order) {
     u64 p = 0;
-    if (FIRST_OUT) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    if (order == 1) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    if (order == 2) asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
 __device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes, u64* barrier, u64 policy) {
-    if (FIRST_OUT)
+    if (LOADS)
         asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
                      :: "r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)), "l"(policy) : "memory");
     else
@@ -83,7 +85,7 @@ __device__ __forceinline__ void bulk_load(void* to, const void* from, u32 bytes,
                      :: "r"(address(to)), "l"(from), "r"(bytes), "r"(address(barrier)) : "memory");
 }
 __device__ __forceinline__ void bulk_store(void* to, const void* from, u32 bytes, u64 policy) {
-    if (FIRST_OUT)
+    if (STORES)
         asm volatile("cp.async.bulk.global.shared::cta.bulk_group.L2::cache_hint [%0], [%1], %2, %3;"
                      :: "l"(to), "r"(address(from)), "r"(bytes), "l"(policy) : "memory");
     else
@@ -214,20 +216,20 @@ __device__ u32 list_rows(const int64_t* target, u32 rows, u32 pair, u32 pairs, S
 // The thread that copies: pieces into the ring, gradients out of it.
 __device__ void copy(const Half& half, u32 turns, unsigned char* ring, Shared& s) {
     const u32 pieces = half.pieces(), total = turns * pieces;
-    const u64 hint = policy();
+    const u64 in_hint = policy(LOADS), out_hint = policy(STORES);
     Cursor in, out;
     u32 asked = 0;
     auto ask = [&](u32 most) {
         for (; asked < min(most, total); ++asked, in.next(pieces)) {
             const u32 bytes = 16 * half.lines_of(in.piece);
             arrive_and_expect(&s.full[in.slot], bytes);
-            bulk_load(ring + in.slot * PIECE, half.at(s.list[in.turn].row, in.piece), bytes, &s.full[in.slot], hint);
+            bulk_load(ring + in.slot * PIECE, half.at(s.list[in.turn].row, in.piece), bytes, &s.full[in.slot], in_hint);
         }
     };
     ask(SLOTS);
     for (u32 stored = 1; stored <= total; ++stored, out.next(pieces)) {
         wait(&s.written[out.slot], out.parity);
-        bulk_store(half.at(s.list[out.turn].row, out.piece), ring + out.slot * PIECE, 16 * half.lines_of(out.piece), hint);
+        bulk_store(half.at(s.list[out.turn].row, out.piece), ring + out.slot * PIECE, 16 * half.lines_of(out.piece), out_hint);
         if (out.piece + 1 == pieces) {   // the next row may need every slot before it gives one back
             stores_read<0>();
             ask(stored + SLOTS);
@@ -446,14 +448,15 @@ def by_two_walks(logits, target):
 
 
 def cuda_source():
-    names = ("LINES", "WARPS", "KEEP", "FIRST_OUT", "MOST_BYTES", "ROWS_OF_A_PAIR", "BESIDE_PIECES", "SLOTS", "IGNORED")
+    names = ("LINES", "WARPS", "KEEP", "LOADS", "STORES", "MOST_BYTES", "ROWS_OF_A_PAIR")
+    names += ("BESIDE_PIECES", "SLOTS", "IGNORED")
     return "".join(f"#define {name} {globals()[name]}\n" for name in names) + PRIMITIVES + KERNEL + LAUNCH
 
 
 @functools.cache
 def built():
     return load_inline(
-        f"cross_entropy_pairs_{LINES}_{WARPS}_{KEEP}_{FIRST_OUT}",
+        f"cross_entropy_pairs_{LINES}_{WARPS}_{KEEP}_{LOADS}_{STORES}",
         DECLARATION,
         cuda_source(),
         functions=["cross_entropy"],
