@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
+import importlib
 import secrets
 import signal
 import sys
 import time
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -89,3 +90,55 @@ def test_what_is_left_behind_is_named(name):
         with pytest.raises(CheatError, match=f"the kernel left {name} behind"):
             snapshot.check()
     snapshot.check()
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A module that registers a callback of the garbage collector as it is imported, as JAX does."""
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "registers.py").write_text("import gc\ndef collect(*_): pass\ngc.callbacks.append(collect)\n")
+    monkeypatch.syspath_prepend(folder)
+    before = list(gc.callbacks)
+    yield lambda: importlib.import_module("registers")
+    gc.callbacks[:] = before
+    sys.modules.pop("registers", None)
+
+
+def test_a_callback_of_an_installed_library_may_stay(library):
+    snapshot = tripwire.Snapshot()
+    library()
+    snapshot.check()
+    gc.callbacks.append(lambda *_: None)
+    with pytest.raises(CheatError, match="left a callback of the garbage collector behind"):
+        snapshot.check()
+
+
+def of_the_candidate(*_):
+    pass
+
+
+def named_after_the_module(module, patch):
+    patch.setattr(of_the_candidate, "__module__", module.__name__)
+    gc.callbacks.append(of_the_candidate)
+
+
+FORGED = {
+    "it names the module": named_after_the_module,
+    "it has the module's variables": lambda module, _: gc.callbacks.append(
+        FunctionType(of_the_candidate.__code__, vars(module))
+    ),
+    "other code in the module's function": lambda module, patch: patch.setattr(
+        module.collect, "__code__", of_the_candidate.__code__
+    ),
+    "it comes before the others": lambda module, _: gc.callbacks.insert(0, gc.callbacks.pop()),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_what_only_looks_like_a_callback_of_a_library_is_seen(library, monkeypatch, forge):
+    gc.callbacks.append(print)
+    snapshot = tripwire.Snapshot()
+    forge(library(), monkeypatch)
+    with pytest.raises(CheatError, match="left a callback of the garbage collector behind"):
+        snapshot.check()
