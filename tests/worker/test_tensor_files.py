@@ -4,23 +4,22 @@ import time
 
 import pytest
 import torch
-from kernelopt.worker import case_files, problem, tensor_files, tensor_trees
+from kernelopt.worker import case_files, problem, tensor_files, transfers
 
 
 @pytest.fixture
 def in_pieces(monkeypatch):
     """Tensors of 64 bytes and more count as large ones of a GPU."""
     monkeypatch.setattr(tensor_files, "LARGE_BYTES", 64)
-    monkeypatch.setattr(tensor_files, "PIECE_BYTES", 64)
+    monkeypatch.setattr(transfers, "PIECE_BYTES", 64)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(tensor_files, "pieces", lambda tensor: map(memoryview, cut(tensor)))
+    monkeypatch.setattr(transfers, "pieces", lambda memory: map(memoryview, cut(memory)))
 
 
-def cut(tensor):
-    """What tensor_files.pieces gives of a GPU's tensor."""
-    content = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return [part.numpy() for part in content.split(tensor_files.PIECE_BYTES)]
+def cut(memory):
+    """What transfers.pieces gives of a GPU's memory."""
+    return [part.numpy() for part in memory.split(transfers.PIECE_BYTES)]
 
 
 def test_large_tensors_come_back_as_they_were(in_pieces, tmp_path):
@@ -64,8 +63,8 @@ def test_what_is_not_the_whole_of_its_memory_goes_as_usual(in_pieces, tensor, tm
 
 def test_parameters_that_change_after_they_were_stored_are_those_of_then(in_pieces, tmp_path, monkeypatch):
     """A reference may give all its models one tensor; large ones of a GPU were read when a thread came to them."""
-    pieces = tensor_files.pieces
-    monkeypatch.setattr(tensor_files, "pieces", lambda tensor: time.sleep(0.05) or pieces(tensor))
+    pieces = transfers.pieces
+    monkeypatch.setattr(transfers, "pieces", lambda memory: time.sleep(0.05) or pieces(memory))
     monkeypatch.setattr(case_files, "SHARED_BYTES", 1 << 30)  # beside the inputs
     state = {"weight": torch.zeros(64)}
     with case_files.CaseFiles(tmp_path) as files:
@@ -78,13 +77,13 @@ def test_a_full_disk_is_an_error(in_pieces, tmp_path, monkeypatch):
     def full(_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(tensor_files, "pieces", full)
+    monkeypatch.setattr(transfers, "pieces", full)
     with pytest.raises(OSError, match="No space left"):
         tensor_files.save(torch.randn(64), tmp_path / "file")
 
 
 def test_a_tensor_that_only_says_it_is_on_a_gpu_is_saved_without_cuda(monkeypatch, tmp_path):
-    large = torch.ones(tensor_trees.PINNED_BYTES.start, dtype=torch.uint8)
+    large = torch.ones(transfers.PINNED_BYTES.start, dtype=torch.uint8)
     monkeypatch.setattr(tensor_files, "LARGE_BYTES", large.nbytes)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
     tensor_files.save({"x": large}, tmp_path / "file")
@@ -96,7 +95,7 @@ def test_a_tensor_that_only_says_it_is_on_a_gpu_is_saved_without_cuda(monkeypatc
 @pytest.mark.at_once
 def test_a_gpus_tensors_come_back_as_they_were(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_files, "LARGE_BYTES", 16 << 20)
-    rows = 3 * tensor_files.PIECE_BYTES // 4096 + 5
+    rows = 3 * transfers.PIECE_BYTES // 4096 + 5
     value = {
         "large": torch.randn(rows, 1024, device="cuda"),
         "small": torch.randn(3, device="cuda"),

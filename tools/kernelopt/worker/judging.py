@@ -7,7 +7,7 @@ import torch
 
 from ..case_types import CallCheck, OracleCheck, OutputCheck, OutputErrors, StoredCall, StoredCase
 from ..statuses import Status
-from . import accuracy, sampling, tensor_files, tensor_trees, trivial_answers
+from . import accuracy, sampling, tensor_files, tensor_trees, transfers, trivial_answers
 from .case_maker import CaseMaker
 from .case_reference import CaseReference, Expected, Key
 from .context import Context, load_reference
@@ -90,8 +90,9 @@ class StoredOutputs:
     @classmethod
     def load(cls, path: str, device: str) -> "StoredOutputs":
         stored = tensor_files.load(path)
-        outputs = [tensor.to(device) for tensor in stored["outputs"]]
-        inputs = {int(number): tensor.to(device) for number, tensor in (stored["inputs"] or {}).items()}
+        outputs = [transfers.to_device(tensor, device) for tensor in stored["outputs"]]
+        changed = (stored["inputs"] or {}).items()
+        inputs = {int(number): transfers.to_device(tensor, device) for number, tensor in changed}
         return cls(outputs, stored["structure"], inputs, stored["state"])
 
     def beside(self, expected: Expected) -> list[torch.Tensor]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 
-from . import tensor_trees
+from . import tensor_trees, transfers
 
-LARGE_BYTES = tensor_trees.PINNED_BYTES.stop  # smaller tensors come to the host first
-PIECE_BYTES = 32 << 20
+LARGE_BYTES = transfers.PINNED_BYTES.stop  # smaller tensors come to the host first
 STORED = ["kernelopt tensors", "kernelopt value"]  # keys of a file of `save_in_pieces`
 
 
@@ -45,21 +44,15 @@ def load(path: Path):
 def holds_large(value) -> bool:
     """Does `save` take a tensor of the value piece by piece from a GPU, as it is at that time?"""
     tensors = tensor_trees.input_tensors([value])
-    return any(map(goes_in_pieces, tensors)) and all(map(is_plain, tensors))
+    return any(map(goes_in_pieces, tensors)) and all(map(transfers.is_plain, tensors))
 
 
 def goes_in_pieces(tensor: torch.Tensor) -> bool:
     """Is it a large tensor of a GPU, each byte of whose memory is one of its own? Not one that only says that it is on
     a GPU (compiling.AsOnGpu), where CUDA does not work."""
-    if not tensor.is_cuda or not is_plain(tensor) or tensor.nbytes < LARGE_BYTES:
+    if not tensor.is_cuda or not transfers.is_dense(tensor) or tensor.nbytes < LARGE_BYTES:
         return False
-    fills = tensor.untyped_storage().nbytes() == tensor.nbytes
-    return fills and torch.empty_like(tensor, device="meta").stride() == tensor.stride() and torch.cuda.is_initialized()
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Does its memory hold its values as they are?"""
-    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    return tensor.untyped_storage().nbytes() == tensor.nbytes and torch.cuda.is_initialized()
 
 
 def save_in_pieces(value, path: Path) -> None:
@@ -86,16 +79,6 @@ def save_in_pieces(value, path: Path) -> None:
     with open(path, "r+b") as file:
         for number, source in enumerate(by_memory.values()):
             file.seek(archive.get_record_offset(f"data/{number}"))
-            for piece in pieces(source):
+            memory = torch.empty(0, dtype=torch.uint8, device=source.device).set_(source.untyped_storage())
+            for piece in transfers.pieces(memory):
                 file.write(piece)
-
-
-def pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The bytes of a tensor's memory, in pieces; each holds until the next one is asked for."""
-    content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-    if not content.is_cuda:
-        yield memoryview(content.numpy())
-        return
-    held = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
-    for part in content.split(PIECE_BYTES):
-        yield memoryview(held[: len(part)].copy_(part).numpy())

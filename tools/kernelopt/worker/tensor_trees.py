@@ -9,13 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from . import contract
+from . import contract, transfers
 
 TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 NAMES = {value: key for key, value in TORCH_DTYPES.items()}
-# Large tensors come from the GPU through pinned memory, which torch keeps for the next one: into fresh pageable memory
-# an H200 gave 1.2 GB/s. Beyond that size torch would round the pinned memory up to the next power of two.
-PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 SAME = 1e-3  # of the norm; fingerprints of other contents differ by about all of it
 # Elements of which a fingerprint is taken at once: a cache of a processor holds them; on a GPU each piece is launches.
 PIECES = {"cpu": 1 << 17, "cuda": 1 << 24}
@@ -141,15 +138,9 @@ def copied(tensor: torch.Tensor, device: str) -> torch.Tensor:
     """A copy on `device` with the tensor's memory layout. The gaps of a view hold arbitrary values."""
     if has_gaps(tensor):
         return memory_like(tensor, device).copy_(tensor)
-    return to_host(tensor) if tensor.is_cuda and device == "cpu" else tensor.to(device, copy=True)
-
-
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor.cpu()`; a large tensor of a GPU comes through pinned memory."""
-    # A tensor that only says that it is on a GPU (compiling.AsOnGpu) is copied where CUDA does not work.
-    if tensor.is_cuda and torch.cuda.is_initialized() and tensor.nbytes in PINNED_BYTES:
-        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
-    return tensor.cpu()
+    if transfers.goes_in_pieces(tensor, device):
+        return transfers.to_gpu(tensor, device)
+    return transfers.to_host(tensor) if tensor.is_cuda and device == "cpu" else tensor.to(device, copy=True)
 
 
 def memory_like(tensor: torch.Tensor, device: str) -> torch.Tensor:
