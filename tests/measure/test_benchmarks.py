@@ -194,3 +194,16 @@ def test_the_benchmark_of_libraries_says_what_to_install(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         benchmark["main"]()
     assert "there is no task nonsense" in capsys.readouterr().err
+
+
+STREAMS = BUNDLE / "benchmarks" / "exploration"
+
+
+@pytest.mark.parametrize("name", ["stream", "stream_in_place"])
+def test_the_kernels_that_try_hints_are_right(interpreter, tmp_path, name):
+    kernel, reference = STREAMS / f"{name}_space.py", tmp_path / "reference.py"
+    large = (STREAMS / f"{name}_reference.py").read_text()
+    assert "8192, 65536" in large
+    reference.write_text(large.replace("8192, 65536", "3, 7000"))
+    verdict = verify.verify(interpreter, KernelUnderTest(kernel, reference), seeds=2)
+    assert verdict.status == "OK", verdict.summary
