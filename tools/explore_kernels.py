@@ -21,7 +21,7 @@ from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.device.stop_signal import Stop
 from kernelopt.errors import Refused, Stopped, UsageError
-from kernelopt.explore import candidates, opponents, run, store, table
+from kernelopt.explore import candidates, hints, opponents, run, store, table
 from kernelopt.explore.candidates import Candidate
 from kernelopt.gate import readiness, rounds
 from kernelopt.gate.readiness import RoundStart
@@ -43,6 +43,7 @@ def main() -> int:
         return 0
     entries = candidates.from_paths(args.kernels)
     check_one_starts(entries)
+    entries = hints.with_variants(entries) if args.hints else entries
     subject = of_reference(args)
     workspace = workspace_of(args) if args.keep else subject.workspace
     compile_for = target_of(args, subject)
@@ -229,9 +230,10 @@ def arguments():
         nargs="+",
         type=cli.filled,
         metavar="X",
-        help="timed too: best (default), eager, torch.compile, files; ratios are to the first",
+        help="timed too: best (default), eager, torch.compile, files",
     )
     cli.add_workload(parser)
+    parser.add_argument("--hints", action="store_true", help="Triton also with hints to the L2 on its loads")
     parser.add_argument(
         "--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics for the best N, 6 to 9 s each"
     )

@@ -50,6 +50,11 @@ def from_paths(paths: list[Path]) -> list[Candidate]:
         raise UsageError(
             f"no candidate in {', '.join(map(str, paths))}: pass .py files with ModelNew or kernel_function"
         )
+    return checked(candidates)
+
+
+def checked(candidates: list[Candidate]) -> list[Candidate]:
+    """UsageError when they are too many, or two have one name."""
     if len(candidates) > MOST:
         raise UsageError(f"{len(candidates)} candidates are more than {MOST}; make the SPACE smaller")
     names = [candidate.name for candidate in candidates]
@@ -232,7 +237,7 @@ def assignments(module: ast.Module) -> Assignments:
 def with_constants(source: str, known: Assignments, config: Constants, file: Path) -> str:
     """The source with the constants of a configuration in place of the module's, and without its SPACE."""
     text = source.encode()
-    starts = [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
+    starts = line_starts(text)
     edits = {removed(text, *span_of(known[SPACE], starts))}
     for name, value in config.items():
         if not re.fullmatch(r"[A-Za-z_]\w*", str(name)) or name not in known or name == SPACE:
@@ -251,6 +256,11 @@ def constant_of(value: ast.expr) -> ast.expr:
     if isinstance(value, ast.Call) and ast.unparse(value.func).endswith("constexpr") and len(value.args) == 1:
         return value.args[0]
     return value
+
+
+def line_starts(text: bytes) -> list[int]:
+    """Where each line of a text begins, in bytes."""
+    return [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
 
 
 def span_of(node: ast.stmt | ast.expr, starts: list[int]) -> tuple[int, int]:

@@ -1,0 +1,97 @@
+"""Hints to the L2: variants of a candidate in Triton whose loads ask it to keep their lines, or to drop them first."""
+
+import ast
+import io
+import tokenize
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ..errors import UsageError
+from . import candidates
+from .candidates import Candidate, Constants, name_of
+
+KEEP, DROP = "evict_last", "evict_first"
+MOST_ALONE = 4  # pointers whose loads are tried alone
+LANGUAGE = "triton.language"
+POLICY_AT = 6  # its place among tl.load's arguments
+WITHOUT_A_HINT = "--hints: no candidate has a tl.load in Triton without an eviction_policy"
+
+
+def with_variants(entries: list[Candidate]) -> list[Candidate]:
+    """The candidates, each followed by its variants. UsageError when none has any, or they are too many."""
+    found = [one for entry in entries for one in [entry, *variants(entry)]]
+    if len(found) == len(entries):
+        raise UsageError(WITHOUT_A_HINT)
+    return candidates.checked(found)
+
+
+def variants(entry: Candidate) -> Iterator[Candidate]:
+    """All plain loads with a hint, KEEP and DROP in turn; then, of few pointers, those of each alone with KEEP. A probe
+    has none: it is no kernel to be kept."""
+    if entry.error or entry.is_probe:
+        return
+    calls = sorted(plain_loads(ast.parse(entry.source)), key=lambda call: (call.lineno, call.col_offset))
+    by_pointer: dict[str, list[ast.Call]] = {}
+    for call in calls:
+        by_pointer.setdefault(pointer_of(call), []).append(call)
+    for hint in (KEEP, DROP) if calls else ():
+        yield variant(entry, {"loads": hint}, calls, hint)
+    for pointer, own in by_pointer.items() if 1 < len(by_pointer) <= MOST_ALONE else ():
+        yield variant(entry, {f"load({pointer})": KEEP}, own, KEEP)
+
+
+def variant(entry: Candidate, hinted: Constants, calls: list[ast.Call], hint: str) -> Candidate:
+    config = {**entry.config, **hinted}
+    source = with_policy(entry.source, calls, hint)
+    return replace(entry, name=name_of(entry.file.stem, config), config=config, source=source)
+
+
+def plain_loads(module: ast.Module) -> Iterator[ast.Call]:
+    """Calls of Triton's load that leave the policy to it, but not volatile ones."""
+    prefixes = {f"{name}." for name in names_of_language(module)}
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Call) or ast.unparse(node.func).removesuffix("load") not in prefixes:
+            continue
+        given = {keyword.arg for keyword in node.keywords}  # None for **more
+        unknown = None in given or any(isinstance(one, ast.Starred) for one in node.args)
+        is_plain = len(node.args) <= POLICY_AT and not given & {"eviction_policy", "volatile"}
+        if is_plain and not unknown and (node.args or given):
+            yield node
+
+
+def pointer_of(call: ast.Call) -> str:
+    """The name that a load's address begins with: x of `x + row * columns + at`."""
+    node = (call.args or [keyword.value for keyword in call.keywords])[0]
+    while parts := [getattr(node, name) for name in ("left", "value", "args") if getattr(node, name, None)]:
+        node = parts[0][0] if isinstance(parts[0], list) else parts[0]
+    return ast.unparse(node)
+
+
+def names_of_language(module: ast.Module) -> set[str]:
+    """By which a module calls triton.language."""
+    names = {LANGUAGE}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname for alias in node.names if alias.name == LANGUAGE and alias.asname}
+        elif isinstance(node, ast.ImportFrom) and node.module == "triton":
+            names |= {alias.asname or alias.name for alias in node.names if alias.name == "language"}
+    return names
+
+
+def with_policy(source: str, calls: Iterable[ast.Call], hint: str) -> str:
+    """The source with one more argument in these calls. Lines keep their numbers."""
+    text, starts = source.encode(), candidates.line_starts(source.encode())
+    for at, separator in sorted((end_of_arguments(text, call, starts) for call in calls), reverse=True):
+        text = text[:at] + f'{separator} eviction_policy="{hint}"'.encode() + text[at:]
+    return text.decode()
+
+
+def end_of_arguments(text: bytes, call: ast.Call, starts: list[int]) -> tuple[int, str]:
+    """(where another argument of a call goes, in bytes; the comma before it, unless one stands there)."""
+    begin, end = candidates.span_of(call, starts)
+    own = text[begin:end].decode()
+    skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER}
+    tokens = [one for one in tokenize.generate_tokens(io.StringIO(own).readline) if one.type not in skipped]
+    row, column = tokens[-2].end  # the last one is the closing parenthesis
+    before = "".join(own.splitlines(keepends=True)[: row - 1]) + own.splitlines()[row - 1][:column]
+    return begin + len(before.encode()), "" if tokens[-2].string == "," else ","
