@@ -22,7 +22,7 @@ from conftest import BUNDLE
 torch = pytest.importorskip("torch")
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
-FP8_NORM = BUNDLE / "examples" / "add_rms_norm_fp8"
+FP8_NORM = DECK / "add_rms_norm_fp8"
 LIBRARY_OF = {
     DECK / "paged_decode/opponents/flashinfer_decode.py": "flashinfer",
     DECK / "paged_decode/opponents/flashinfer_decode_tensor_cores.py": "flashinfer",

@@ -1,7 +1,7 @@
 """vLLM's CUDA kernel for the same: rms_norm_dynamic_per_token_quant with a residual. Right on an H100 in 13
 of 15 cases; it declines 2.
 
-Written for vLLM 0.33.0: pip install vllm==0.33.0, or ../../../benchmarks/hard_deck/opponents.py, which takes the library
+Written for vLLM 0.33.0: pip install vllm==0.33.0, or ../../opponents.py, which takes the library
 of its operators from the wheel without the code for other cards. Nothing is kept between calls."""
 
 import importlib.util

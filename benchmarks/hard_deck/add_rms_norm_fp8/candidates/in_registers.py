@@ -1,4 +1,5 @@
-"""Residual add in place, RMSNorm, a scale a token and e4m3, as in examples/add_rms_norm_fp8: which hints to the L2?"""
+"""Residual add in place, RMSNorm, a scale a token and e4m3: a program keeps its row in registers, read once. Which hints
+to the L2?"""
 
 import torch
 import triton

@@ -3,7 +3,7 @@ has no fused kernel with a scale a token. Timed on an H100; verify_kernel.py cal
 walks frames.
 
 Written for flashinfer-python 0.7.2.post1: pip install flashinfer-python==0.7.2.post1, or
-../../../benchmarks/hard_deck/opponents.py. FlashInfer's CUDA kernel is asked for, for its other one needs CuTe DSL.
+../../opponents.py. FlashInfer's CUDA kernel is asked for, for its other one needs CuTe DSL.
 Nothing is kept between calls."""
 
 import os
