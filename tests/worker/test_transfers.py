@@ -1,30 +1,48 @@
 """Large tensors on their way between the host and a GPU."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from kernelopt.worker import tensor_files, tensor_trees, transfers
 
 
-class Arrived:
-    """In place of an event of CUDA: what the memory held has arrived at once."""
+class Later(torch.Tensor):
+    """In place of a piece of a GPU's memory: what is copied to it without waiting is read when its event is over."""
+
+    on_their_way: ClassVar[list] = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is torch.Tensor.copy_ and (kwargs or {}).get("non_blocking"):
+            cls.on_their_way.append(args[:2])
+            return args[0]
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Event:
+    """In place of an event of CUDA."""
 
     def __init__(self):
-        self.waits = 0
-
-    def synchronize(self):
-        self.waits += 1
+        self.copies = []
 
     def record(self):
-        pass
+        self.copies += Later.on_their_way
+        Later.on_their_way.clear()
+
+    def synchronize(self):
+        for to, source in self.copies:
+            to.copy_(source)
+        self.copies.clear()
 
 
-@pytest.mark.parametrize("length", [0, 1, 64, 65, 200])
+@pytest.mark.parametrize("length", [0, 1, 64, 65, 200, 640])
 def test_all_bytes_arrive_and_no_memory_is_filled_before_it_is_free(length):
     source = torch.randint(256, (length,), dtype=torch.uint8)
-    target, taken = torch.zeros_like(source), [Arrived(), Arrived()]
-    transfers.copy_through([torch.empty(64, dtype=torch.uint8) for _ in taken], taken, source, target)
-    assert torch.equal(target, source)
-    assert sum(event.waits for event in taken) == max(1, -(-length // 64)) + len(taken)
+    target = torch.zeros_like(source)
+    held, taken = [torch.empty(64, dtype=torch.uint8) for _ in range(2)], [Event(), Event()]
+    transfers.copy_through(held, taken, source, target.as_subclass(Later))
+    assert torch.equal(target, source) and not Later.on_their_way
 
 
 LAYOUTS = {
@@ -50,7 +68,9 @@ NOT_DENSE = {
     "expanded": torch.randn(64, 1).expand(64, 96),
     "overlapping": torch.randn(64).as_strided((8, 8), (7, 1)),
     "conjugated": torch.randn(64, dtype=torch.cfloat).conj(),
+    "negated": torch.randn(64, dtype=torch.cfloat).conj().imag,
     "sparse": torch.randn(64, 96).to_sparse(),
+    "of a class": torch.randn(64, 96).as_subclass(Later),
 }
 
 
@@ -82,3 +102,13 @@ def test_a_large_tensor_of_a_file_comes_to_the_gpu_as_it_was(layout, tmp_path):
     assert transfers.goes_in_pieces(loaded, "cuda")
     for made in (transfers.to_device(loaded, "cuda"), tensor_trees.place(loaded, "cuda")):
         assert made.is_cuda and made.stride() == loaded.stride() and torch.equal(made.cpu(), tensor)
+
+
+def test_without_memory_to_pin_a_tensor_goes_as_usual(monkeypatch):
+    def refused(*_, **options):
+        raise RuntimeError("CUDA error: out of memory")
+
+    tensor = torch.randn(64)
+    monkeypatch.setattr(torch, "empty", refused)
+    made = transfers.to_gpu(tensor, "cpu")
+    assert torch.equal(made, tensor) and made is not tensor

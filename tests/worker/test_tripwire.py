@@ -2,15 +2,16 @@
 
 import contextlib
 import gc
-import importlib
 import secrets
 import signal
 import sys
 import time
-from types import FunctionType, ModuleType
+from types import ModuleType
 
 import pytest
 import torch
+from kernelopt.measure import verify
+from kernelopt.session.subject import KernelUnderTest
 from kernelopt.worker import accuracy, tripwire
 from kernelopt.worker.faults import CheatError
 
@@ -92,53 +93,59 @@ def test_what_is_left_behind_is_named(name):
     snapshot.check()
 
 
-@pytest.fixture
-def library(tmp_path, monkeypatch):
-    """A module that registers a callback of the garbage collector as it is imported, as JAX does."""
-    folder = tmp_path / "site-packages"
-    folder.mkdir()
-    (folder / "registers.py").write_text("import gc\ndef collect(*_): pass\ngc.callbacks.append(collect)\n")
-    monkeypatch.syspath_prepend(folder)
+def test_callbacks_of_a_load_are_taken_out_of_the_collectors_own_list(monkeypatch):
+    calls, snapshot = [], tripwire.Snapshot()
     before = list(gc.callbacks)
-    yield lambda: importlib.import_module("registers")
-    gc.callbacks[:] = before
-    sys.modules.pop("registers", None)
-
-
-def test_a_callback_of_an_installed_library_may_stay(library):
-    snapshot = tripwire.Snapshot()
-    library()
+    gc.callbacks.append(lambda *_: calls.append(1))
+    monkeypatch.setattr(gc, "callbacks", [])
+    with pytest.raises(CheatError, match="left a callback of the garbage collector behind"):
+        snapshot.check()
+    snapshot.take_out_callbacks()
     snapshot.check()
-    gc.callbacks.append(lambda *_: None)
-    with pytest.raises(CheatError, match="left a callback of the garbage collector behind"):
-        snapshot.check()
+    monkeypatch.undo()
+    calls.clear()
+    gc.collect()
+    assert gc.callbacks == before and not calls
 
 
-def of_the_candidate(*_):
-    pass
+REGISTERS = """import gc
+import torch
+import triton
+import triton.language as tl
+{load}
+
+@triton.jit
+def double(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at, at < n) * 2, at < n)
 
 
-def named_after_the_module(module, patch):
-    patch.setattr(of_the_candidate, "__module__", module.__name__)
-    gc.callbacks.append(of_the_candidate)
+def kernel_function(x):
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    double[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
+    {call}
+    return y
+"""
+REFERENCE = """import torch
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+def get_inputs():
+    return [torch.randn(300)]
+def get_init_inputs():
+    return []
+"""
+CALLBACK = "gc.callbacks.append(lambda *_: None)"
 
 
-FORGED = {
-    "it names the module": named_after_the_module,
-    "it has the module's variables": lambda module, _: gc.callbacks.append(
-        FunctionType(of_the_candidate.__code__, vars(module))
-    ),
-    "other code in the module's function": lambda module, patch: patch.setattr(
-        module.collect, "__code__", of_the_candidate.__code__
-    ),
-    "it comes before the others": lambda module, _: gc.callbacks.insert(0, gc.callbacks.pop()),
-}
-
-
-@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
-def test_what_only_looks_like_a_callback_of_a_library_is_seen(library, monkeypatch, forge):
-    gc.callbacks.append(print)
-    snapshot = tripwire.Snapshot()
-    forge(library(), monkeypatch)
-    with pytest.raises(CheatError, match="left a callback of the garbage collector behind"):
-        snapshot.check()
+@pytest.mark.parametrize(
+    ("load", "call", "status"), [(CALLBACK, "pass", "OK"), ("pass", CALLBACK, "CHEAT_SUSPECT")], ids=["load", "call"]
+)
+def test_a_kernel_may_register_a_callback_as_it_is_loaded_and_not_in_a_call(interpreter, tmp_path, load, call, status):
+    """JAX does so as it is imported."""
+    kernel, reference = tmp_path / "kernel.py", tmp_path / "reference.py"
+    kernel.write_text(REGISTERS.format(load=load, call=call))
+    reference.write_text(REFERENCE)
+    verdict = verify.verify(interpreter, KernelUnderTest(kernel, reference), seeds=2)
+    assert verdict.status == status, verdict.summary

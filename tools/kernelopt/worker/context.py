@@ -111,6 +111,7 @@ class Candidate:
         """The kernel bound to a case's parameters, as a callable; `bound` is the module or function itself."""
         with blaming(LoadError):
             kernel = problem.load_kernel(self.path, case, self.device, allow_reference)
+        self._snapshot.take_out_callbacks()
         self.check()
 
         def call(*inputs):

@@ -11,6 +11,7 @@ import torch
 PINNED_BYTES = range(16 << 20, (1 << 30) + 1)
 LARGE_BYTES = 128 << 20  # what goes to a GPU in pieces; below, pinned memory takes longer to get than it saves
 PIECE_BYTES = 32 << 20
+OF_TORCH = (torch.Tensor, torch.nn.Parameter)  # other classes may have their values elsewhere
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,9 +28,10 @@ def to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def goes_in_pieces(tensor: torch.Tensor, device: str) -> bool:
-    """Is it a large, dense tensor of the host, and the device a GPU?"""
+    """Is it a large, dense tensor of the host, and the device a GPU? From pinned memory CUDA copies fast by itself."""
     to_cuda = tensor.device.type == "cpu" and torch.device(device).type == "cuda" and torch.cuda.is_initialized()
-    return to_cuda and is_dense(tensor) and tensor.nbytes >= LARGE_BYTES
+    is_large = to_cuda and type(tensor) in OF_TORCH and is_plain(tensor) and tensor.nbytes >= LARGE_BYTES
+    return is_large and is_dense(tensor) and not tensor.is_pinned()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -39,14 +41,19 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Does its memory hold its values as they are?"""
-    return tensor.layout is torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+    elsewhere = tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested
+    return tensor.layout is torch.strided and not elsewhere
 
 
 def to_gpu(tensor: torch.Tensor, device: str) -> torch.Tensor:
-    """A copy of a dense tensor, which CUDA has started for."""
+    """A copy of a dense tensor. CUDA must have started."""
+    try:
+        held = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+    except RuntimeError:  # the machine has no more memory to pin
+        return tensor.to(device, copy=True)
     made = torch.empty_like(tensor, device=device)
-    held = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-    copy_through(held, [torch.cuda.Event() for _ in held], content(tensor), content(made))
+    with torch.cuda.device(made.device):
+        copy_through(held, [torch.cuda.Event() for _ in held], content(tensor), content(made))
     return made
 
 

@@ -23,7 +23,7 @@ from os.path import abspath, isdir, realpath
 from pathlib import Path
 from sys import _getframe
 from threading import get_ident
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import FrameType, FunctionType, MethodType
 
 from .faults import CheatError, text_of
 
@@ -41,6 +41,7 @@ SYSTEM_FOLDERS = ("/dev/", "/proc/self/")  # always writable, and not files of a
 MAY_WRITE = "write in a folder of tempfile.mkdtemp(), and let load_inline choose its own (TORCH_EXTENSIONS_DIR)"
 ABSENT = object()
 CALLBACK = "a callback of the garbage collector"
+CALLBACKS = gc.callbacks  # the collector's own list, whatever the module names so later
 WITH_CODE = (FunctionType, MethodType)  # of a watched module's or class's members
 SPARSE = 8  # times as many members as are watched: then these are looked at alone
 Space = tuple[str, Mapping, dict[str, object]]  # name of a module or class, its members, those of them that are watched
@@ -62,7 +63,9 @@ class Tripwire:
         self.writable = tuple(realpath(path) + "/" for path in writable) + SYSTEM_FOLDERS
         self.hidden = {realpath(path) for path in hidden}
         self.offences: list[str] = []
-        self._libraries = folders_of_libraries()
+        # Both spellings: code names its file as sys.path spells it.
+        spelt = [spell(path) for path in sys.path if path for spell in (realpath, abspath)]
+        self._libraries = tuple(path + "/" for path in dict.fromkeys(spelt))
         self._harness = get_ident()
         sys.addaudithook(self._hook())
 
@@ -165,12 +168,6 @@ class Tripwire:
         return frame if name.endswith(ERRORS_OF_CPP) and name.startswith(self._libraries) else None
 
 
-def folders_of_libraries() -> tuple[str, ...]:
-    """Those of sys.path, in both spellings: code names its file as sys.path spells it."""
-    spelt = [spell(path) for path in sys.path if path for spell in (realpath, abspath)]
-    return tuple(path + "/" for path in dict.fromkeys(spelt))
-
-
 def told_by(teller: FrameType | None) -> BaseException | None:
     """The error that the code of this frame, or what called it in the same file, is giving a C++ backtrace."""
     frame = teller
@@ -205,7 +202,11 @@ class Snapshot:
         self._holders = list({id(holder): holder for holder in holders}.values())
         self._held = get_referents(*self._holders)
         self._left_behind = _left_behind()
-        self._libraries = folders_of_libraries()
+
+    def take_out_callbacks(self) -> None:
+        """Take out what a load made the garbage collector call: JAX, which CuTe DSL imports, has it free memory. So
+        nobody's sees what comes later."""
+        CALLBACKS[:] = self._left_behind[CALLBACK]
 
     def check(self) -> None:
         """Raises CheatError when one of them was replaced since."""
@@ -215,19 +216,10 @@ class Snapshot:
             check_functions(self._functions)
             self._held = held  # what differs is not watched
         check_spaces(self._sparse)
-        left_behind = _left_behind()
-        left = [name for name, found in left_behind.items() if not same(found, self._left_behind[name])]
-        if left == [CALLBACK] and self._came_with_libraries(left_behind[CALLBACK]):
-            self._left_behind = left_behind
-        elif left:
-            raise CheatError(f"the kernel left {' and '.join(left)} behind, which sees what comes later")
-
-    def _came_with_libraries(self, callbacks: list) -> bool:
-        """Are the callbacks those of before, and behind them functions of modules of installed libraries? JAX registers
-        one as it is imported, which CuTe DSL does where it can."""
-        before = self._left_behind[CALLBACK]
-        came = callbacks[len(before) :]
-        return same(callbacks[: len(before)], before) and all(is_member(one, self._libraries) for one in came)
+        left = [name for name, found in _left_behind().items() if not same(found, self._left_behind[name])]
+        if left:
+            advice = "; import libraries at the top of the file" if left == [CALLBACK] else ""
+            raise CheatError(f"the kernel left {' and '.join(left)} behind, which sees what comes later{advice}")
 
 
 def check_spaces(spaces: Iterable[Space]) -> None:
@@ -245,18 +237,6 @@ def check_functions(functions: Iterable[tuple]) -> None:
             raise CheatError(f"{name} was replaced while the kernel was loaded or run")
 
 
-def is_member(function, folders: tuple[str, ...]) -> bool:
-    """Is it a function that a module whose file lies in one of these folders defines and holds?"""
-    if type(function) is not FunctionType or type(function.__module__) is not str:
-        return False
-    module = sys.modules.get(function.__module__)
-    if type(module) is not ModuleType or function.__globals__ is not vars(module):
-        return False
-    path = str(vars(module).get("__file__"))
-    held = vars(module).get(function.__name__) is function
-    return held and function.__code__.co_filename == path and path.startswith(folders)
-
-
 def same(some: list, others: list) -> bool:
     """Are they the same objects? Their own opinion is not asked."""
     return len(some) == len(others) and all(map(is_, some, others))
@@ -272,7 +252,7 @@ def _left_behind() -> dict[str, list]:
         "a mode of torch": [None] * modes[0] + [True] * modes[1],
         "a hook of all modules": [hook for name in _names_of_hooks() for hook in members[name].values()],
         "a signal handler": [signal.getsignal(number) for number in SIGNALS],
-        CALLBACK: list(gc.callbacks),
+        CALLBACK: list(CALLBACKS),
         "a profile function": [sys.getprofile()],
         "a trace function": [sys.gettrace()],
     }
