@@ -1,6 +1,7 @@
 """What the tests share: running tools as a user does, and small problems to run them on."""
 
 import contextlib
+import fcntl
 import gc
 import importlib.metadata
 import importlib.util
@@ -154,14 +155,14 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
     """`call_tool` on the shared sandbox: torch takes two seconds to start in one of its own."""
 
     def shared(device: str, *_):
-        if device != "cpu-interpreter":
-            raise EnvironmentLacks("these tests run on the CPU")
+        assert device == "cpu-interpreter"
         return contextlib.nullcontext(interpreter)
 
     def run(name: str, *arguments) -> subprocess.CompletedProcess:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sandbox, "Sandbox", shared)
             patch.setattr(least_work, "Sandbox", shared)
+            patch.setattr(least_work, "has_gpu", lambda: False)
             return call_tool(name, *arguments)
 
     return run
@@ -363,6 +364,26 @@ def free_port(first: int) -> int:
             probe.bind(("127.0.0.1", port))
             return port
     raise AssertionError(f"no port is free from {first} on")
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder of this run that all workers of pytest-xdist have in common."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def made_once(file: Path, make: Callable[[Path], object]) -> Path:
+    """The file, which `make` writes to the path that it is given. The others wait for who is at it."""
+    with open(file.with_name(f"{file.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            unfinished = file.with_name(f"unfinished_{file.name}")
+            make(unfinished)
+            unfinished.rename(file)
+    return file
 
 
 @contextlib.contextmanager

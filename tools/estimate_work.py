@@ -17,6 +17,7 @@ from kernelopt.hardware import roofline
 from kernelopt.hardware.work import COUNTED, CountedWorkload, Work
 from kernelopt.measure import least_work
 from kernelopt.session.subject import of_reference
+from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
 
 
@@ -42,13 +43,21 @@ def record(workspace: Workspace, workloads: dict[str, CountedWorkload]) -> None:
     """Write shapes and work into the Task block; remove targets that were computed from other work."""
     before = workspace.task()
     shapes = {name: shape_text(each.shapes) for name, each in workloads.items()}
-    task = replace(before, shapes=shapes, work={name: each.work for name, each in workloads.items()})
+    task = replace(
+        before, shapes=shapes, work={name: kept(each.work, before, name) for name, each in workloads.items()}
+    )
     sections = {}
     if task.work != before.work and task.targets:
         task = replace(task, targets=())
         sections = dict.fromkeys(("Roofline", "Stop Conditions"), "TBD: the work has changed; set the targets again.")
         cli.say("estimate_work.py: the work has changed, the targets are gone: compute_utilization.py --set-targets")
     workspace.update_readme(task, sections)
+
+
+def kept(counted: Work, before: Task, name: str) -> Work:
+    """The work that the Task block has, where a new count is near to it, so that targets stay."""
+    known = (before.work or {}).get(name)
+    return known if known and counted.source == COUNTED and counted.is_near(known) else counted
 
 
 def shape_text(shapes: dict) -> str:

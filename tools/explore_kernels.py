@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compile, check and time many candidates in one go, and print a table, best first.
+"""Compile, check and time many candidates in one go; print a table, best first. Ratios are to the first of --against.
 
 A candidate is a .py file with ModelNew or kernel_function, each file of a folder, or each configuration of a file with
 a SPACE: a module-level list of dicts, or a dict of lists (their product); its names are constants of the module.

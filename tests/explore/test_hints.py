@@ -1,6 +1,7 @@
 """Variants of a candidate with hints to the L2 (explore.hints)."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import BUNDLE
@@ -54,7 +55,7 @@ SPELT = {
     "tl.load((x + at))": 'tl.load((x + at), eviction_policy="H")',
     "tl.load(tl.load(x))": 'tl.load(tl.load(x, eviction_policy="H"), eviction_policy="H")',
     "tl.load(  # größer )\n        x + at,  # at, )\n    )": 'tl.load(  # größer )\n        x + at, eviction_policy="H"  # at, )\n    )',
-    'tl.load(x, cache_modifier=".cg")': 'tl.load(x, cache_modifier=".cg", eviction_policy="H")',
+    "tl.load(x + at,  # \x0c \x85 \u2028 )\n        at < n)": 'tl.load(x + at,  # \x0c \x85 \u2028 )\n        at < n, eviction_policy="H")',
     "triton.language.load(pointer=x)": 'triton.language.load(pointer=x, eviction_policy="H")',
 }
 
@@ -69,6 +70,7 @@ def test_the_hint_comes_behind_the_arguments(entries, before, after):
 
 LEFT_AS_THEY_ARE = [
     *('tl.load(x, eviction_policy="")', "tl.load(x, volatile=True)", "tl.load(x, **more)", "tl.load(*more)"),
+    *('tl.load(x, cache_modifier=".cg")', "tl.load(x, 1, 0, (), '', '.cg')", "tl.load(mask=n)"),
     *("tl.load(x, 1, 0, (), '', '.cg', '')", "descriptor.load([at])", "torch.load(x)", "load(x)", "tl.load()"),
 ]
 
@@ -100,6 +102,33 @@ def test_each_configuration_has_its_variants_and_a_probe_has_none(entries):
         *("k", "k[loads=evict_last]", "k[loads=evict_first]"),
         *("k[A=2]", "k[A=2,loads=evict_last]", "k[A=2,loads=evict_first]", "k[PROBE=1]"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("address", "pointer"),
+    [
+        ("x + at", "x"),
+        ("n * BLOCK + at + x", "n"),
+        ("BLOCK * 4 + at + x", "x"),
+        ("x.to(tl.pointer_type(tl.float32)) + at", "x"),
+        ("1 * at", "at"),
+        ("8", "a number"),
+        ("tl.multiple_of(x + at, 8)", "x"),
+    ],
+)
+def test_a_pointer_is_a_parameter_where_there_is_one(entries, address, pointer):
+    body = f"left, right = tl.load({address}), tl.load(z + at)"
+    assert [one.name for one in hints.with_variants(entries(body))][3] == f"k[load({pointer})=evict_last]"
+
+
+def test_the_address_may_be_named_behind_the_mask(entries):
+    found = hints.with_variants(entries("left, right = tl.load(mask=n, pointer=x + at), tl.load(y)"))
+    assert found[3].config == {"load(x)": "evict_last"}
+
+
+def test_a_candidate_that_cannot_be_loaded_has_no_variants(entries):
+    broken = replace(entries()[0], error="IMPORT_ERROR", source="(")
+    assert list(hints.variants(broken)) == []
 
 
 def test_loads_of_many_pointers_are_not_tried_alone(entries):

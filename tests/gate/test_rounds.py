@@ -348,6 +348,11 @@ def test_targets_that_no_longer_fit_the_work_are_gone(session, run_here):
     tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)  # nothing has changed
     assert session.task().targets
+    work = {name: one.to_json() for name, one in session.task().work.items()}
+    near = {**work["default"], **{name: work["default"][name] + 1 for name in ("bytes_out", "bytes_min")}}
+    session.update_readme(with_changes(session.task(), work={**work, "default": near}), {})
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)  # as another device rounds
+    assert session.task().targets and session.task().work["default"].to_json() == near
     session.update_readme(with_changes(session.task(), dtype="bf16"), {})
     done = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
     assert (

@@ -13,8 +13,9 @@ def opened(monkeypatch):
     devices, fails = [], {}
 
     class Opened:
-        def __init__(self, device, cache):
+        def __init__(self, device, cache, wait_s=600):
             devices.append(device)
+            assert wait_s == 0 or device != "cuda"
             self.device = device
 
         def __enter__(self):
@@ -30,12 +31,13 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(least_work, "Sandbox", Opened)
     monkeypatch.setattr(least_work, "counted_in", counted_in)
+    monkeypatch.setattr(least_work, "has_gpu", lambda: True)
     return devices, fails
 
 
 def counted(tmp_path, text):
     reference = tmp_path / "reference.py"
-    reference.write_text(text)
+    reference.write_bytes(text.encode() if isinstance(text, str) else text)
     return least_work.counted_work(reference, None, None, 60)
 
 
@@ -43,15 +45,22 @@ def test_a_task_that_changes_its_inputs_is_run_on_the_gpu(opened, tmp_path):
     assert counted(tmp_path, IN_PLACE) == "cuda" and opened[0] == ["cuda"]
 
 
-def test_other_tasks_leave_the_gpu_alone(opened, tmp_path):
-    assert counted(tmp_path, "COMPARE = {}\n") == "cpu-interpreter" and opened[0] == ["cpu-interpreter"]
+@pytest.mark.parametrize("text", ["COMPARE = {}\n", "# MUTATES = ('x',)\n", "MUTATES = (\n", b"MUTATES = '\xff'\n"])
+def test_other_tasks_leave_the_gpu_alone(opened, tmp_path, text):
+    assert counted(tmp_path, text) == "cpu-interpreter" and opened[0] == ["cpu-interpreter"]
 
 
-@pytest.mark.parametrize("error", [EnvironmentLacks("no GPU"), Refused("the reference failed")])
-def test_what_the_gpu_cannot_count_is_counted_without_it(opened, tmp_path, error):
+def test_without_a_gpu_nothing_is_said_of_one(opened, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(least_work, "has_gpu", lambda: False)
+    assert counted(tmp_path, IN_PLACE) == "cpu-interpreter" and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [EnvironmentLacks("GPU busy"), Refused("the reference failed"), OSError("read-only")])
+def test_what_the_gpu_cannot_count_is_counted_without_it(opened, tmp_path, error, capsys):
     devices, fails = opened
     fails["cuda"] = error
     assert counted(tmp_path, IN_PLACE) == "cpu-interpreter" and devices == ["cuda", "cpu-interpreter"]
+    assert f"on the CPU, not on the GPU: {error}" in capsys.readouterr().err
 
 
 def test_a_wrong_call_is_told_at_once(opened, tmp_path):

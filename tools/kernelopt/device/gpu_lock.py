@@ -11,15 +11,16 @@ from typing import IO
 
 from ..errors import EnvironmentLacks, say
 
+WAIT_S = 600.0
 LOCKS = Path("/tmp")  # not $TMPDIR: all users of the GPU must share the lock
 
 
 @contextlib.contextmanager
-def locked(uuid: str, timeout_s: float = 600):
+def locked(uuid: str, timeout_s: float = WAIT_S):
     """Hold the one lock of a GPU, so that nothing else of this bundle measures on it.
 
     The kernel frees it when the holder dies. A wait is announced on stderr. EnvironmentLacks names the holder after
-    `timeout_s`.
+    `timeout_s`, at once where that is 0.
     """
     path = LOCKS / f"kernelopt-{uuid}.lock"
     with open(_lock_file(path), "r+") as file:
@@ -27,7 +28,7 @@ def locked(uuid: str, timeout_s: float = 600):
         while not _took(file):
             holder = file.read().strip() or "unknown"
             file.seek(0)
-            if time.monotonic() > deadline:
+            if time.monotonic() >= deadline:
                 raise EnvironmentLacks(f"GPU busy: {path} is held by {holder}; wait for it to end")
             if not announced:
                 say(f"waiting for the GPU, which {holder} uses")

@@ -64,17 +64,24 @@ class Sandbox:
     """A scratch folder with its caches, the device that children run on, and the server that they are forked
     from.
 
-    device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter".
-    cache: a folder that outlives the sandbox (a workspace's .cache), or None. kind: "bwrap" puts the children behind
-    bubblewrap, with a read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes
-    the first of the two that works; see `isolation`. Children write in `open` and in the caches. `scratch` holds files
-    that they must not change. stop: ends the processes of standing.py. reports: by job, those of its latest processes,
-    which grow while they run.
+    device: "cuda" (identified through NVML, locked while the sandbox is open) or "cpu-interpreter". cache: a folder
+    that outlives the sandbox (a workspace's .cache), or None. kind: "bwrap" puts the children behind bubblewrap, with a
+    read-only file system and no network; "landlock" has the kernel refuse their writes; "auto" takes the first of the
+    two that works; see `isolation`. Children write in `open` and in the caches. `scratch` holds files that they must
+    not change. stop: ends the processes of standing.py. wait_s: for the GPU's lock, see gpu_lock. reports: by job,
+    those of its latest processes, which grow while they run.
     """
 
-    def __init__(self, device: str, cache: Path | None = None, kind: str = "auto", stop: Stop | None = None):
+    def __init__(
+        self,
+        device: str,
+        cache: Path | None = None,
+        kind: str = "auto",
+        stop: Stop | None = None,
+        wait_s: float = gpu_lock.WAIT_S,
+    ):
         bundle.require(*WORKER_PACKAGES)  # otherwise the kernel would be blamed for their absence
-        self.device, self.stop = device, stop or Stop()
+        self.device, self.stop, self._wait_s = device, stop or Stop(), wait_s
         self.isolation = isolation(kind)
         self.gpu = gpu.identify() if device == "cuda" else None
         home = cache or Path(tempfile.gettempdir())
@@ -112,7 +119,7 @@ class Sandbox:
         return self.gpu.name if self.gpu else self.device
 
     def __enter__(self) -> "Sandbox":
-        self._lock = gpu_lock.locked(self.gpu.uuid) if self.gpu else contextlib.nullcontext()
+        self._lock = gpu_lock.locked(self.gpu.uuid, self._wait_s) if self.gpu else contextlib.nullcontext()
         try:
             self._lock.__enter__()
         except BaseException:

@@ -56,10 +56,11 @@ def from_paths(paths: list[Path]) -> list[Candidate]:
 def checked(candidates: list[Candidate]) -> list[Candidate]:
     """UsageError when they are too many, or two have one name."""
     if len(candidates) > MOST:
-        raise UsageError(f"{len(candidates)} candidates are more than {MOST}; make the SPACE smaller")
+        advice = "make the SPACE smaller, or leave out --hints"
+        raise UsageError(f"{len(candidates)} candidates are more than {MOST}; {advice}")
     names = [candidate.name for candidate in candidates]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"two candidates have the name {twice}; rename a file")
+        raise UsageError(f"two candidates have the name {twice}; rename a file or a constant")
     return candidates
 
 

@@ -13,8 +13,10 @@ from .candidates import Candidate, Constants, name_of
 KEEP, DROP = "evict_last", "evict_first"
 MOST_ALONE = 4  # pointers whose loads are tried alone
 LANGUAGE = "triton.language"
-POLICY_AT = 6  # its place among tl.load's arguments
-WITHOUT_A_HINT = "--hints: no candidate has a tl.load in Triton without an eviction_policy"
+BEFORE_MODIFIER = 5  # arguments of tl.load
+# The hint cannot be combined with a cache modifier: ptxas refuses it.
+DECIDED = {"eviction_policy", "cache_modifier", "volatile"}
+WITHOUT_A_HINT = "--hints: no candidate has a tl.load to put a hint on; docs/exploring.md says which get one"
 
 
 def with_variants(entries: list[Candidate]) -> list[Candidate]:
@@ -30,10 +32,11 @@ def variants(entry: Candidate) -> Iterator[Candidate]:
     has none: it is no kernel to be kept."""
     if entry.error or entry.is_probe:
         return
-    calls = sorted(plain_loads(ast.parse(entry.source)), key=lambda call: (call.lineno, call.col_offset))
+    module = ast.parse(entry.source)
+    calls, parameters = list(plain_loads(module)), parameters_of(module)
     by_pointer: dict[str, list[ast.Call]] = {}
-    for call in calls:
-        by_pointer.setdefault(pointer_of(call), []).append(call)
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        by_pointer.setdefault(pointer_of(call, parameters), []).append(call)
     for hint in (KEEP, DROP) if calls else ():
         yield variant(entry, {"loads": hint}, calls, hint)
     for pointer, own in by_pointer.items() if 1 < len(by_pointer) <= MOST_ALONE else ():
@@ -47,24 +50,33 @@ def variant(entry: Candidate, hinted: Constants, calls: list[ast.Call], hint: st
 
 
 def plain_loads(module: ast.Module) -> Iterator[ast.Call]:
-    """Calls of Triton's load that leave the policy to it, but not volatile ones."""
+    """Calls of Triton's load that leave the cache to it."""
     prefixes = {f"{name}." for name in names_of_language(module)}
     for node in ast.walk(module):
         if not isinstance(node, ast.Call) or ast.unparse(node.func).removesuffix("load") not in prefixes:
             continue
         given = {keyword.arg for keyword in node.keywords}  # None for **more
         unknown = None in given or any(isinstance(one, ast.Starred) for one in node.args)
-        is_plain = len(node.args) <= POLICY_AT and not given & {"eviction_policy", "volatile"}
-        if is_plain and not unknown and (node.args or given):
+        if address_of(node) and len(node.args) <= BEFORE_MODIFIER and not unknown and not given & DECIDED:
             yield node
 
 
-def pointer_of(call: ast.Call) -> str:
-    """The name that a load's address begins with: x of `x + row * columns + at`."""
-    node = (call.args or [keyword.value for keyword in call.keywords])[0]
-    while parts := [getattr(node, name) for name in ("left", "value", "args") if getattr(node, name, None)]:
-        node = parts[0][0] if isinstance(parts[0], list) else parts[0]
-    return ast.unparse(node)
+def address_of(call: ast.Call) -> ast.expr | None:
+    named = [keyword.value for keyword in call.keywords if keyword.arg == "pointer"]
+    return next(iter([*call.args, *named]), None)
+
+
+def pointer_of(call: ast.Call, parameters: set[str]) -> str:
+    """The first parameter in a load's address, x in `row * columns + x + at`; else its first name."""
+    nodes = [node for node in ast.walk(address_of(call)) if isinstance(node, ast.Name)]
+    names = [node.id for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset))]
+    return next((name for name in names if name in parameters), next(iter(names), "a number"))
+
+
+def parameters_of(module: ast.Module) -> set[str]:
+    """Of all functions, but for those that are annotated, as constants are."""
+    signatures = [node.args for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+    return {one.arg for given in signatures for one in [*given.posonlyargs, *given.args] if one.annotation is None}
 
 
 def names_of_language(module: ast.Module) -> set[str]:
@@ -93,5 +105,6 @@ def end_of_arguments(text: bytes, call: ast.Call, starts: list[int]) -> tuple[in
     skipped = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.ENDMARKER}
     tokens = [one for one in tokenize.generate_tokens(io.StringIO(own).readline) if one.type not in skipped]
     row, column = tokens[-2].end  # the last one is the closing parenthesis
-    before = "".join(own.splitlines(keepends=True)[: row - 1]) + own.splitlines()[row - 1][:column]
+    lines = own.split("\n")  # not splitlines, which knows other ends of lines
+    before = "\n".join([*lines[: row - 1], lines[row - 1][:column]])
     return begin + len(before.encode()), "" if tokens[-2].string == "," else ","

@@ -3,6 +3,7 @@
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 
 COUNTED = "counted"  # the source of work that was not given by hand
+NEAR = 1e-3  # of the bytes
 ABSENT = ""  # default of an optional key for which null has another meaning
 
 
@@ -69,6 +70,13 @@ class Work:
         if bytes_min is not None:
             work = replace(work, bytes_min=bytes_min, bytes_in=None, bytes_out=None, source="given")
         return work
+
+    def is_near(self, other: "Work") -> bool:
+        """Do they differ in bytes alone, by NEAR at most? A CPU and a GPU round differently, so other elements of a
+        changed input may keep their value."""
+        bytes_of_other = {name: getattr(other, name) for name in ("bytes_in", "bytes_out", "bytes_min")}
+        is_close = abs(self.bytes_min - other.bytes_min) <= NEAR * other.bytes_min
+        return is_close and replace(self, **bytes_of_other) == other
 
     def to_json(self) -> dict:
         """The JSON object."""
