@@ -280,6 +280,9 @@ def test_a_gpu_has_one_lock_that_names_its_holder_and_goes_with_it(tmp_path, mon
     ):
         pass
     assert capsys.readouterr().err.count(f"waiting for the GPU, which process {holder.pid} of") == 1
+    with pytest.raises(EnvironmentLacks, match="GPU busy"), gpu_lock.locked("GPU-1", timeout_s=0):
+        pass
+    assert not capsys.readouterr().err
     with gpu_lock.locked("GPU-2", timeout_s=0.3):
         pass
     holder.kill()
