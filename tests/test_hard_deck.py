@@ -13,7 +13,7 @@ from pathlib import Path
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE, STAND_INS, tool_json
+from conftest import BUNDLE, STAND_INS, made_once, tool_json
 from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
@@ -241,24 +241,24 @@ def test_candidates_that_keep_tensor_maps_do_it_alike():
 
 
 @pytest.fixture(scope="module")
-def cuda_runtime(tmp_path_factory):
-    """A stand-in for CUDA's runtime, which notes launches; and what builds a candidate's extension on it."""
+def cuda_runtime(shared_folder):
+    """A stand-in for CUDA's runtime, which notes launches; and what builds a candidate's extension on it, by name, once
+    for all workers."""
     if programs.find("nvcc") is None or shutil.which("gcc") is None:
         pytest.skip("needs nvcc and gcc")
     if pytest.importorskip("torch").version.cuda:
         pytest.skip("this torch has CUDA's own runtime in the process")
-    folder = tmp_path_factory.mktemp("runtime")
-    library = folder / "libcudart_stand_in.so"
-    subprocess.run(["gcc", "-w", "-shared", "-fPIC", STAND_INS / "cudart.c", "-o", library], check=True)
+    command = ["gcc", "-w", "-shared", "-fPIC", STAND_INS / "cudart.c", "-o"]
+    library = made_once(shared_folder / "libcudart_stand_in.so", lambda to: subprocess.run([*command, to], check=True))
     runtime = ctypes.CDLL(str(library))
 
     def built(candidate: dict, name: str, constants: list[str]):
-        source, extension = folder / f"{name}.cu", folder / f"{name}.so"
-        source.write_text(candidate["CUDA"])
+        source = made_once(shared_folder / f"{name}.cu", lambda to: to.write_text(candidate["CUDA"]))
         defined = [f"-D{constant}={candidate[constant]}" for constant in constants] + [f"-DTORCH_EXTENSION_NAME={name}"]
         python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=compute_90a"
         options = ["-std=c++17", "-G", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python, *defined]
-        subprocess.run([programs.find("nvcc"), *options, source, library, "-o", extension], check=True)
+        command = [programs.find("nvcc"), *options, source, library, "-o"]
+        extension = made_once(shared_folder / f"{name}.so", lambda to: subprocess.run([*command, to], check=True))
         spec = importlib.util.spec_from_file_location(name, extension)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
@@ -384,6 +384,11 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
         )
     assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
+    run = built({"CUDA": runpy.run_path(str(DECK / "w4a16/candidates/at_once.py"))["source"]()[0]}, "at_once", []).run
+    wanted.value = 1
+    for columns, tiles in ((12288, 96), (4096, 32), (144, 2)):
+        assert run(X, W, SCALE_X, SCALE_W, Y, columns, 512, STREAM) == 0
+        assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == columns | 4 << 32 and grid[:2] == [tiles, 4]
 
 
 def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):

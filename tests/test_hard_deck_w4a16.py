@@ -1,6 +1,6 @@
-"""The ring of the 4-bit product without a GPU: which lane reads what, by a model of TMA's swizzle and of mma's layouts.
+"""The kernels of the 4-bit product without a GPU: which lane reads what, by a model of TMA's swizzle and of mma's layouts.
 
-The candidate's own index functions are compiled for the CPU. What the model does with them is written here again, so it
+The candidates' own index functions are compiled for the CPU. What the model does with them is written here again, so it
 can differ from the kernel: a GPU alone says whether the kernel is right."""
 
 import ast
@@ -14,27 +14,31 @@ import numpy as np
 import pytest
 from conftest import BUNDLE
 
-pytest.importorskip("triton")  # the candidate imports it
+pytest.importorskip("triton")  # a candidate imports it
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "w4a16" / "candidates" / "ring.py"
+ONE_ROW = FILE.with_name("at_once.py")
 NAMES = ("v", "split", "stages", "blocks")
 TILE = 128  # columns of a block
 
 
-@pytest.fixture(scope="module")
-def candidate():
-    return runpy.run_path(str(FILE))
-
-
-@pytest.fixture(scope="module")
-def index(candidate, tmp_path_factory):
+def index_of(text: str, folder):
     """The functions between the marks in the CUDA C++, as a library of the CPU."""
     if shutil.which("g++") is None:
         pytest.skip("the index functions are compiled with g++")
-    folder, text = tmp_path_factory.mktemp("index"), candidate["CUDA"]
     lines = text[text.index("// HD INDEX BEGIN") : text.index("// HD INDEX END")]
     (folder / "index.cpp").write_text(lines.replace("HD int", 'extern "C" int'))
     subprocess.run(["g++", "-shared", "-fPIC", folder / "index.cpp", "-o", folder / "index.so"], check=True)
     return ctypes.CDLL(str(folder / "index.so"))
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    return index_of(runpy.run_path(str(FILE))["CUDA"], tmp_path_factory.mktemp("index"))
+
+
+@pytest.fixture(scope="module")
+def one_row(tmp_path_factory):
+    return index_of(runpy.run_path(str(ONE_ROW))["CUDA"], tmp_path_factory.mktemp("one_row"))
 
 
 def shapes() -> list[tuple[int, tuple]]:
@@ -171,3 +175,66 @@ def test_weights_are_those_of_the_reference_for_any_zero_point():
         ours = torch.where(exact, base + q - (base + zero), base + q - base - zero) * scale
         assert torch.equal(ours, (q - zero) * scale)
     assert not exact.all()
+
+
+LANES = [(lane % 4, lane // 4) for lane in range(32)]  # t and g
+
+
+def stage_of(one_row, v: int, packed: np.ndarray) -> np.ndarray:
+    """16 rows of 8 v bytes as the copies of a warp put them into a stage."""
+    memory, written = np.zeros(128 * v, np.uint8), np.zeros(128 * v, int)
+    for lane, i in itertools.product(range(32), range(v // 4)):
+        row, chunk = one_row.copied_row(v, lane, i), one_row.copied_chunk(v, lane)
+        to = one_row.place(v, row, chunk)
+        memory[to : to + 16], written[to : to + 16] = packed[row, 16 * chunk : 16 * chunk + 16], written[to] + 1
+    assert (written == 1).all()
+    return memory
+
+
+def read_at(one_row, v: int, row: int, g: int) -> int:
+    return one_row.place(v, row, g * v // 16) + g * v % 16
+
+
+def bf16_bits(four: int, shift: int) -> tuple[int, int]:
+    """LOP3: the bits of two bf16, 128 + q of the nibbles 0 and 4 after the shift, less 128."""
+    both = four >> shift & 0x000F000F
+    return both & 0x7F, both >> 16
+
+
+def operand_of_x(one_row, x: np.ndarray, m: int) -> np.ndarray:
+    """B, 16 x 8: PRMT of the two values of k of a row of packed, by the lane's bytes."""
+    b = np.zeros((16, 8), np.int64)
+    for (t, g), odd in itertools.product(LANES, range(2)):
+        source = x[8 * t + 2 * m : 8 * t + 2 * m + 2].tobytes() + bytes(4)
+        chosen = [one_row.chosen_bytes(odd, g) >> 4 * i & 7 for i in range(4)]
+        k = 2 * t + 8 * odd
+        b[k : k + 2, g] = np.frombuffer(bytes(source[place] for place in chosen), np.int16)
+    return b
+
+
+@pytest.mark.parametrize("v", [4, 8, 16])
+def test_the_pairs_of_one_row_are_columns_which_the_other_operand_keeps_apart(one_row, v):
+    numbers = np.random.default_rng(v)
+    packed, x = numbers.integers(0, 256, (16, 8 * v), np.uint8), numbers.integers(-99, 99, 32, np.int16)
+    memory, y = stage_of(one_row, v, packed), np.zeros(8 * v, np.int64)
+    for m, i in itertools.product(range(4), range(v // 4)):
+        a = np.zeros((16, 16), np.int64)
+        for t, g in LANES:
+            four = word(memory, read_at(one_row, v, 4 * t + m, g), v // 4)[i]
+            for half, odd, shift in ((0, 0, 0), (1, 0, 8), (0, 1, 4), (1, 1, 12)):
+                k = 2 * t + 8 * odd
+                a[g + 8 * half, k : k + 2] = bf16_bits(four, shift)
+        d = a @ operand_of_x(one_row, x, m)
+        for g, one in itertools.product(range(8), range(4)):
+            y[g * v + 4 * i + one_row.column_of(one)] += d[g + 8 * (one // 2), one % 2]  # of the lane with t = 0
+    weight = np.stack([packed & 15, packed >> 4], 1).reshape(32, -1).astype(np.int64)
+    assert (y == x.astype(np.int64) @ weight).all()
+
+
+@pytest.mark.parametrize("v", [4, 8, 16])
+def test_copies_and_reads_of_one_row_meet_no_bank_twice(one_row, v):
+    for m in range(4):
+        assert worst_conflict([read_at(one_row, v, 4 * t + m, g) for t, g in LANES], v) == 1
+    for i in range(v // 4):
+        places = [one_row.place(v, one_row.copied_row(v, lane, i), one_row.copied_chunk(v, lane)) for lane in range(32)]
+        assert worst_conflict(places, 16) == 1

@@ -23,9 +23,15 @@ except ImportError:
 
 
 SPACE = [
-    {"ONE_V": 4, "ONE_WARPS": 8, "ONE_SPLIT": 1},
-    {"ONE_V": 8, "ONE_WARPS": 8, "ONE_SPLIT": 1},
-    {"ONE_V": 8, "ONE_WARPS": 4, "ONE_SPLIT": 2},
+    {},
+    {"LOADS": 2},
+    {"LOADS": 1},
+    {"AHEAD": 128},
+    {"AHEAD": 256},
+    {"LOADS": 2, "AHEAD": 128},
+    {"ONE_V": 8},
+    {"ONE_V": 8, "LOADS": 2},
+    {"ONE_V": 8, "AHEAD": 128},
 ]
 # Columns of a lane, warps of a block, blocks that share the groups of a tile: for one row (from WIDE_FROM columns on, or
 # fewer), and up to 8 rows.
@@ -43,8 +49,10 @@ FEW_SPLIT = 1
 SIXTEEN = (8, 4, 3, 4)
 THIRTY = (4, 4, 3, 4)
 STAGES = 4  # for more rows
+LOADS = 0  # up to 32 rows: the L2 shall drop, 1: weights before other lines, 2: other lines before weights
+AHEAD = 0  # up to 8 rows: bytes that the L2 reads where it misses: 64, 128 or 256; 0: as it likes
 BY_WGMMA = 1
-PREFIXES = ("WIDE", "ONE", "NARROW", "FEW", "STAGES", "SIXTEEN", "THIRTY")
+PREFIXES = ("WIDE", "ONE", "NARROW", "FEW", "STAGES", "SIXTEEN", "THIRTY", "LOADS", "AHEAD")
 CHOSEN = [name for name in tuple(globals()) if name.split("_")[0] in PREFIXES]
 
 
@@ -132,6 +140,28 @@ CUDA = r"""
 #include <stdint.h>
 
 typedef uint32_t u32;
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+#if AHEAD
+#define BYTES_AHEAD ".L2::" TEXT(AHEAD) "B"
+#else
+#define BYTES_AHEAD
+#endif
+#if LOADS  // a load takes a policy, which is its last operand
+#define HINT ".L2::cache_hint"
+#define BY(n) ", %" #n
+#define POLICY(p) , "l"(p)
+#else
+#define HINT
+#define BY(n)
+#define POLICY(p)
+#endif
+__device__ __forceinline__ uint64_t policy() {
+    uint64_t p = 0;
+    if (LOADS == 1) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
+    if (LOADS == 2) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
+    return p;
+}
 #define HD __host__ __device__ constexpr
 
 // All return 0 or an error: CUDA's, or 10000 and the driver's.
@@ -164,17 +194,18 @@ template <int j> __device__ __forceinline__ u32 pair(u32 word, u32 above) {
     return both;
 }
 
+#define STREAM "ld.global.nc.L1::no_allocate" HINT BYTES_AHEAD
 template <int WORDS> __device__ __forceinline__ void stream_in(u32 (&to)[WORDS], const uint8_t* from) {
     if constexpr (WORDS == 8) {
         u32 (&rest)[4] = *reinterpret_cast<u32 (*)[4]>(to + 4);
         stream_in(*reinterpret_cast<u32 (*)[4]>(to), from);
         stream_in(rest, from + 16);
     } else if constexpr (WORDS == 4)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+        asm volatile(STREAM ".v4.u32 {%0,%1,%2,%3}, [%4]" BY(5) ";" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from) POLICY(policy()));
     else if constexpr (WORDS == 2)
-        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+        asm volatile(STREAM ".v2.u32 {%0,%1}, [%2]" BY(3) ";" : "=r"(to[0]), "=r"(to[1]) : "l"(from) POLICY(policy()));
     else
-        asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+        asm volatile(STREAM ".u32 %0, [%1]" BY(2) ";" : "=r"(to[0]) : "l"(from) POLICY(policy()));
 }
 
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
@@ -321,6 +352,10 @@ __device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
 __device__ __forceinline__ void load(u32 to, const CUtensorMap* map, u32 bar, int inner, int outer) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
                  ::"r"(to), "l"(map), "r"(bar), "r"(inner), "r"(outer) : "memory");
+}
+__device__ __forceinline__ void load_weights(u32 to, const CUtensorMap* map, u32 bar, int inner, int outer) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes" HINT " [%0], [%1, {%3, %4}], [%2]" BY(5) ";"
+                 ::"r"(to), "l"(map), "r"(bar), "r"(inner), "r"(outer) POLICY(policy()) : "memory");
 }
 __device__ __forceinline__ uint64_t descriptor(u32 address) {  // K-major rows of 128 bytes, 128-byte swizzle
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
@@ -555,7 +590,7 @@ template <class S> __device__ __forceinline__ void produce(const CUtensorMap* w_
         const u32 bar = full + 8 * stage, at = ring + stage * S::STAGE;
         many::bar_wait(empty + 8 * stage, (n / S::DEEP & 1) ^ 1);
         many::bar_expect(bar, S::STAGE);
-        many::load(at + S::X_BYTES, w_map, bar, column, (from + n) * 64);
+        many::load_weights(at + S::X_BYTES, w_map, bar, column, (from + n) * 64);
         for (int i = 0; i < 2; ++i) many::load(at + i * S::PANEL, x_map, bar, (from + n) * 128 + 64 * i, 0);
     }
 }
