@@ -13,7 +13,7 @@ from .candidates import Candidate, Constants, name_of
 KEEP, DROP = "evict_last", "evict_first"
 MOST_ALONE = 4  # pointers whose loads are tried alone
 LANGUAGE = "triton.language"
-BEFORE_MODIFIER = 5  # arguments of tl.load
+BEFORE_MODIFIER = 5  # of the arguments of tl.load
 # The hint cannot be combined with a cache modifier: ptxas refuses it.
 DECIDED = {"eviction_policy", "cache_modifier", "volatile"}
 WITHOUT_A_HINT = "--hints: no candidate has a tl.load to put a hint on; docs/exploring.md says which get one"
