@@ -162,7 +162,7 @@ def run_here(interpreter) -> Callable[..., subprocess.CompletedProcess]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sandbox, "Sandbox", shared)
             patch.setattr(least_work, "Sandbox", shared)
-            patch.setattr(least_work, "has_gpu", lambda: False)
+            patch.setattr(gpu, "device_here", lambda: "cpu-interpreter")
             return call_tool(name, *arguments)
 
     return run

@@ -12,6 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
+from kernelopt.device import gpu
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import UsageError
 from kernelopt.formats import detecting, importing
@@ -23,7 +24,7 @@ def main() -> int:
     refuse_place(args)
     options = Options(args.workloads, args.blobs, args.default, args.most)
     task = detecting.read_task(args.source, args.format, options)
-    with Sandbox(args.device or importing.device_here(), None, args.sandbox) as sandbox:
+    with Sandbox(args.device or gpu.device_here(), None, args.sandbox) as sandbox:
         cli.say(f"running the code of {args.source} on {sandbox.device_name}")
         made = importing.imported(task, sandbox, args.timeout)
     bundle.write_text(args.out, made.text)

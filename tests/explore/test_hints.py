@@ -30,9 +30,9 @@ TWO = "left, right = tl.load(x + at, at < n), tl.load(y + at, at < n)"
 
 @pytest.fixture
 def entries(tmp_path):
-    def made(body: str = TWO, constants: str = "", text: str = KERNEL):
+    def made(body: str = TWO, constants: str = ""):
         file = tmp_path / "k.py"
-        file.write_text(text.format(constants=constants, body=body), encoding="utf-8")
+        file.write_text(KERNEL.format(constants=constants, body=body), encoding="utf-8")
         return candidates.from_paths([file])
 
     return made

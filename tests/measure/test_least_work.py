@@ -1,6 +1,7 @@
 """Where the least work of a problem is counted (measure.least_work)."""
 
 import pytest
+from kernelopt.device import gpu
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.measure import least_work
 
@@ -31,7 +32,7 @@ def opened(monkeypatch):
 
     monkeypatch.setattr(least_work, "Sandbox", Opened)
     monkeypatch.setattr(least_work, "counted_in", counted_in)
-    monkeypatch.setattr(least_work, "has_gpu", lambda: True)
+    monkeypatch.setattr(gpu, "device_here", lambda: "cuda")
     return devices, fails
 
 
@@ -51,7 +52,7 @@ def test_other_tasks_leave_the_gpu_alone(opened, tmp_path, text):
 
 
 def test_without_a_gpu_nothing_is_said_of_one(opened, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(least_work, "has_gpu", lambda: False)
+    monkeypatch.setattr(gpu, "device_here", lambda: "cpu-interpreter")
     assert counted(tmp_path, IN_PLACE) == "cpu-interpreter" and not capsys.readouterr().err
 
 

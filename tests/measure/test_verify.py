@@ -815,3 +815,27 @@ def test_inputs_that_no_seed_decides_are_the_tasks_fault(interpreter, tmp_path):
     reference = f"class Model(nn.Module):\n    def forward(self, x): return 2 * x\n{unseeded}"
     found = judge(interpreter, tmp_path, reference, "def kernel_function(x): return 2 * x", only_these_shapes=True)
     assert found["status"] == "INVALID_TASK" and "'x' has other contents in each process" in found["summary"]
+
+
+CALLBACK = "gc.callbacks.append(lambda *_: None)"
+
+
+@pytest.mark.parametrize(
+    ("load", "call", "status"), [(CALLBACK, "pass", "OK"), ("pass", CALLBACK, "CHEAT_SUSPECT")], ids=["load", "call"]
+)
+def test_a_kernel_may_register_a_callback_as_it_is_loaded_and_not_in_a_call(interpreter, tmp_path, load, call, status):
+    """JAX does so as it is imported."""
+    reference = """
+class Model(nn.Module):
+    def forward(self, x): return x * 2
+def get_inputs(): return [torch.randn(300)]
+"""
+    kernel = f"""
+import gc
+{load}
+def kernel_function(x):
+    {call}
+    return x * 2
+"""
+    found = judge(interpreter, tmp_path, reference, kernel)
+    assert found["status"] == status, found["summary"]

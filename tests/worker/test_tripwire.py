@@ -10,8 +10,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from kernelopt.measure import verify
-from kernelopt.session.subject import KernelUnderTest
 from kernelopt.worker import accuracy, tripwire
 from kernelopt.worker.faults import CheatError
 
@@ -106,46 +104,3 @@ def test_callbacks_of_a_load_are_taken_out_of_the_collectors_own_list(monkeypatc
     calls.clear()
     gc.collect()
     assert gc.callbacks == before and not calls
-
-
-REGISTERS = """import gc
-import torch
-import triton
-import triton.language as tl
-{load}
-
-@triton.jit
-def double(x, y, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, at < n) * 2, at < n)
-
-
-def kernel_function(x):
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    double[(triton.cdiv(x.numel(), 256),)](x, y, x.numel(), BLOCK=256)
-    {call}
-    return y
-"""
-REFERENCE = """import torch
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return x * 2
-def get_inputs():
-    return [torch.randn(300)]
-def get_init_inputs():
-    return []
-"""
-CALLBACK = "gc.callbacks.append(lambda *_: None)"
-
-
-@pytest.mark.parametrize(
-    ("load", "call", "status"), [(CALLBACK, "pass", "OK"), ("pass", CALLBACK, "CHEAT_SUSPECT")], ids=["load", "call"]
-)
-def test_a_kernel_may_register_a_callback_as_it_is_loaded_and_not_in_a_call(interpreter, tmp_path, load, call, status):
-    """JAX does so as it is imported."""
-    kernel, reference = tmp_path / "kernel.py", tmp_path / "reference.py"
-    kernel.write_text(REGISTERS.format(load=load, call=call))
-    reference.write_text(REFERENCE)
-    verdict = verify.verify(interpreter, KernelUnderTest(kernel, reference), seeds=2)
-    assert verdict.status == status, verdict.summary

@@ -132,6 +132,14 @@ def identify() -> Card:
         )
 
 
+def device_here() -> str:
+    """ "cuda" where there is a GPU."""
+    with contextlib.suppress(EnvironmentLacks):
+        identify()
+        return "cuda"
+    return "cpu-interpreter"
+
+
 def _max_clocks(nvml, handle) -> MaxClocks:
     queries = {
         "sm_clock_mhz": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),

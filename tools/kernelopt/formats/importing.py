@@ -1,6 +1,5 @@
 """From a source to a reference that runs: read it, look at one call, declare what that showed, look again."""
 
-import contextlib
 import json
 import re
 import tempfile
@@ -8,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..case_types import VALUES, Observation
-from ..device import gpu
 from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, TimedOut, ToolError, UsageError
 from ..measure import cases, observing
@@ -66,14 +64,6 @@ class Imported:
             how = "" if self.ran == VALUES else " on shapes alone (on values it needs a GPU, or takes long)"
             made.append(f"runs on {self.device}{how}: workload {task.smallest}")
         return ["".join(one if one.isprintable() else "?" for one in line) for line in made]
-
-
-def device_here() -> str:
-    """ "cuda" where there is a GPU."""
-    with contextlib.suppress(EnvironmentLacks):
-        gpu.identify()
-        return "cuda"
-    return "cpu-interpreter"
 
 
 def imported(task: Task, sandbox: Sandbox, timeout_s: float) -> Imported:

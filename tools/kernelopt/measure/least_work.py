@@ -24,8 +24,8 @@ def counted_work(
     """Least work per workload (worker.work.estimate). From shapes alone, so that no GPU is needed; a task that changes
     inputs is run for real, on the GPU where one is free. Refused when the reference fails."""
     deadline = time.monotonic() + timeout_s
-    if changes_inputs(reference) and has_gpu():  # 2 GiB took 45 and 70 s on the processors of two H200s' hosts
-        try:
+    if changes_inputs(reference) and gpu.device_here() == "cuda":
+        try:  # 2 GiB took 45 and 70 s on the processors of two H200s' hosts
             with Sandbox("cuda", cache, wait_s=0) as sandbox:
                 return counted_in(sandbox, reference, dtype, timeout_s)
         except (EnvironmentLacks, Refused, OSError) as error:
@@ -38,12 +38,6 @@ def changes_inputs(reference: Path) -> bool:
     """Does the file declare MUTATES?"""
     with contextlib.suppress(OSError, ValueError, SyntaxError):  # the worker says what is wrong with it
         return "MUTATES" in dict(assigned(ast.parse(reference.read_bytes())))
-    return False
-
-
-def has_gpu() -> bool:
-    with contextlib.suppress(EnvironmentLacks):
-        return bool(gpu.visible())
     return False
 
 

@@ -30,8 +30,8 @@ def to_device(tensor: torch.Tensor, device: str) -> torch.Tensor:
 def goes_in_pieces(tensor: torch.Tensor, device: str) -> bool:
     """Is it a large, dense tensor of the host, and the device a GPU? From pinned memory CUDA copies fast by itself."""
     to_cuda = tensor.device.type == "cpu" and torch.device(device).type == "cuda" and torch.cuda.is_initialized()
-    is_large = to_cuda and type(tensor) in OF_TORCH and is_plain(tensor) and tensor.nbytes >= LARGE_BYTES
-    return is_large and is_dense(tensor) and not tensor.is_pinned()
+    is_sound = to_cuda and type(tensor) in OF_TORCH and is_dense(tensor)
+    return is_sound and tensor.nbytes >= LARGE_BYTES and not tensor.is_pinned()
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
