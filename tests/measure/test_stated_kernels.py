@@ -22,6 +22,10 @@ RIGHT = {
         "last = scores.flip(-1).sort(dim=-1, descending=True, stable=True).indices\n"
         "        return best.values, (scores.shape[-1] - 1 - last)[:, :4]",
     ),
+    "Argmax of a product": (
+        "return (x @ vocabulary.t()).argmax(-1)",
+        "return len(vocabulary) - 1 - (x @ vocabulary.t()).flip(-1).argmax(-1)",
+    ),
     "Routing of experts": ("experts.argsort(stable=True)", "(experts * 1000 - torch.arange(len(experts))).argsort()"),
     "Quantisation": ("x / scale", "x * (1 / scale) * (1 + 2**-14)"),
     "Padded batches": (
@@ -63,6 +67,7 @@ WRONG = {
     "Gating into arguments": ("best.indices)", "best.indices - best.indices % 2)"),
     "Mixture of experts": ("range(len(inner))", "range(len(inner) - 1)"),
     "Top-k and argmax with ties": ("(scores.shape[-1] - 1 - last)", "(scores.shape[-1] - 1 - last).clamp(max=38)"),
+    "Argmax of a product": ("len(vocabulary) - 1", "(len(vocabulary) - 1) // 2"),
     "Routing of experts": ("* 1000", "* 0"),
     "Quantisation": ("torch.round(x * (1 / scale) * (1 + 2**-14))", "(x / scale)"),
     "Ragged batches": ("x[first:last]", "x[first : max(first + 1, last)]"),

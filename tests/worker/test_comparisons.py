@@ -115,6 +115,40 @@ def test_ties_of_one_index_a_row_and_within_a_bound():
     assert right(torch.tensor([3, 1]), reference, {"ties": "scores", "atol": 1.0}, [SCORES])
 
 
+def products(x, weight):
+    """The scores that the kernel computes by itself."""
+    return x.double() @ weight.double().t()
+
+
+@pytest.mark.parametrize(
+    ("indices", "modes", "expected"),
+    [
+        ([0, 1], {}, True),
+        ([2, 1], {}, True),  # a tie of the computed scores
+        ([3, 1], {"atol": 1e-3}, True),
+        ([3, 1], {}, False),
+        ([1, 1], {"atol": 1e-3}, False),
+        ([4, 1], {"atol": 1e-3}, False),
+    ],
+)
+def test_ties_of_scores_that_a_function_computes(indices, modes, expected):
+    x, weight = torch.eye(2), torch.tensor([[3.0, 0.0], [1.0, 5.0], [3.0, 4.0], [3.0 - 2**-11, 1.0]])
+    assert right(torch.tensor(indices), torch.tensor([0, 1]), {"ties": products, **modes}, [x, weight]) == expected
+
+
+@pytest.mark.parametrize(
+    ("scores", "why"),
+    [
+        (lambda x: x.tolist(), "needs an output of whole numbers and a tensor of scores"),
+        (lambda x: x[:, :, None], "do not point along the last dimension"),
+        (lambda x: x.no_such_thing, "`ties` in COMPARE raises AttributeError"),
+    ],
+)
+def test_a_function_of_scores_that_returns_none_is_a_wrong_declaration(scores, why):
+    with pytest.raises(InvalidDeclaration, match=why):
+        compared(torch.tensor([0, 1]), torch.tensor([0, 1]), {"ties": scores}, [SCORES])
+
+
 def test_ties_where_a_mask_says_so():
     reference, actual = torch.tensor([[0, -1, -1], [1, 2, -1]]), torch.tensor([[2, -1, 9], [1, 3, 0]])
     modes = {"ties": "scores", "valid": lambda lengths: torch.arange(3) < lengths[:, None]}

@@ -3,7 +3,8 @@
     {"atol": 1e-2, "rtol": 1e-2}    an element may be off by atol + rtol * |reference|
     {"share": 0.99, "cap": 0.5}     this share of the elements must be within the bound, and none off by more than cap
     {"rms": 0.005}                  rms of the error over the rms of the reference; in place of a bound for each element
-    {"ties": "scores"}              indices: unique, in range, and the input `scores` equal where they point; with
+    {"ties": "scores"}              indices: unique, in range, and the input `scores` equal where they point, or within
+                                    atol and rtol; a function of the inputs computes scores that are no input; with
                                     {"set": -1} in any order of a row
     {"set": -1}                     equal as sets along that dimension, or within the groups that an input of offsets or
                                     a function of the inputs states
@@ -39,7 +40,7 @@ class Comparison:
     share: float = 1.0
     cap: float | None = None
     rms: float | None = None
-    ties: str | None = None
+    ties: str | Callable | None = None
     group: int | str | Callable | None = None
     valid: Callable | None = None
 
@@ -68,8 +69,11 @@ def read(output: int | str, modes, parameters: tuple[str, ...]) -> Comparison:
     for mode in LIMITS:
         if mode in modes:
             check_number(where, mode, modes[mode])
-    if "ties" in modes and modes["ties"] not in parameters:
-        raise InvalidDeclaration(f"{where}: ties must name the parameter of forward that holds the scores")
+    if "ties" in modes and not (callable(modes["ties"]) or modes["ties"] in parameters):
+        raise InvalidDeclaration(
+            f"{where}: ties must name the parameter of forward that holds the scores, or be a function of the inputs "
+            "that returns them"
+        )
     if "set" in modes:
         check_group(where, modes["set"], parameters)
     if "valid" in modes and not callable(modes["valid"]):
@@ -186,10 +190,10 @@ def ties(
     declared: Comparison,
     inputs: list,
 ) -> OutputErrors:
-    """The errors of indices along the last dimension of an input: wrong where one is out of range, comes twice in its
+    """The errors of indices along the last dimension of the scores: wrong where one is out of range, comes twice in its
     row, or points to another score than the reference's index in its place. As a set: in the order of the scores, and
     out of range where the reference's are, such as -1 for none. How far two indices lie apart is no error."""
-    scores = inputs[declared.parameters.index(declared.ties)]
+    scores = scores_of(declared, inputs, actual.device)
     if not isinstance(scores, torch.Tensor) or actual.is_floating_point() or scores.dim() == 0:
         raise InvalidDeclaration("ties in COMPARE needs an output of whole numbers and a tensor of scores")
     flat = actual.dim() == scores.dim() - 1  # one index a row, as argmax gives it
@@ -210,6 +214,15 @@ def ties(
     why = f"{bad} indices are out of range, come twice or point to another score than the reference's" if bad else None
     none = {"max_rel": 0.0, "mismatches": 0, "nonfinite": 0, "lost_pct": 0.0}
     return replace(usual, **none, outside=bad, first_bad_index=first, refused=why)
+
+
+def scores_of(declared: Comparison, inputs: list, device: torch.device):
+    """What the indices of an output point into: an input, or what the declared function computes from the inputs."""
+    if callable(declared.ties):
+        scores = of_inputs("ties", declared.ties, declared.parameters, inputs)
+    else:
+        scores = inputs[declared.parameters.index(declared.ties)]
+    return scores.to(device) if isinstance(scores, torch.Tensor) else scores
 
 
 def pointed_to(scores: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
