@@ -1,3 +1,5 @@
+"""Residual add in place, RMSNorm and e4m3 with a scale a token, before an fp8 product of a transformer."""
+
 import torch
 import torch.nn as nn
 

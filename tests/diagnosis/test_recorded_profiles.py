@@ -45,8 +45,9 @@ BY_LIBRARY |= {
 # Their records are older than the ceiling, so the share there is of a library's rate.
 CEILING_CAME_LATER = {"int8_linear v0", "linear_cross_entropy v0"}
 EXPECTED = {  # (class, limiter), first finding, others that must be there, ones that must not
-    "add_rms_norm_fp8 v0": (DRAM, LEAST, set(), {EXCESS, NO_MMA}),  # DRAM 81 %, 1.12 times the least bytes
-    "add_rms_norm_fp8 v1": (DRAM, LEAST, set(), {EXCESS, OCCUPANCY}),  # DRAM 85 %, the least bytes
+    # DRAM 79.7 %, 1.12 times the least bytes; long scoreboard 77 %
+    "add_rms_norm_fp8 v0": (("latency", "long scoreboard"), LONG, set(), {EXCESS, NO_MMA}),
+    "add_rms_norm_fp8 v1": (DRAM, LEAST, set(), {EXCESS, OCCUPANCY}),  # DRAM 88 %, the least bytes
     # wgmma; 27 times the least bytes at DRAM 37 %, tensor 30 % where arithmetic bounds, wait 30 %
     "attention v0": (("latency", "wait"), EXCESS, {STARVED, WAIT}, {OCCUPANCY}),
     # tensor 56 %, barrier 39 % beside it; bytes 1.4 times the least, DRAM 4 %
