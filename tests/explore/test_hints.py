@@ -57,6 +57,8 @@ SPELT = {
     "tl.load(  # größer )\n        x + at,  # at, )\n    )": 'tl.load(  # größer )\n        x + at, eviction_policy="H"  # at, )\n    )',
     "tl.load(x + at,  # \x0c \x85 \u2028 )\n        at < n)": 'tl.load(x + at,  # \x0c \x85 \u2028 )\n        at < n, eviction_policy="H")',
     "triton.language.load(pointer=x)": 'triton.language.load(pointer=x, eviction_policy="H")',
+    "tl.load(x, eviction_policy='evict_first', mask=n)": 'tl.load(x, eviction_policy="H", mask=n)',
+    'tl.load(tl.load(x), eviction_policy="")': 'tl.load(tl.load(x, eviction_policy="H"), eviction_policy="H")',
 }
 
 
@@ -68,8 +70,20 @@ def test_the_hint_comes_behind_the_arguments(entries, before, after):
     assert f"left = right = {after}" in text
 
 
+def test_a_hint_of_the_source_gives_way_to_others_and_to_none(entries):
+    found = hints.with_variants(entries('left, right = tl.load(x, eviction_policy="evict_first"), tl.load(y)'))
+    assert [one.name for one in found[1:4]] == [f"k[loads={hint}]" for hint in ("evict_last", "evict_first", "none")]
+    assert 'tl.load(x, eviction_policy=""), tl.load(y)' in found[3].source
+    assert 'tl.load(x, eviction_policy="evict_last"), tl.load(y)' in found[4].source
+
+
+def test_a_variant_that_changes_nothing_is_left_out(entries):
+    found = hints.with_variants(entries('left = right = tl.load(x, eviction_policy="evict_last")'))
+    assert [one.name for one in found] == ["k", "k[loads=evict_first]", "k[loads=none]"]
+
+
 LEFT_AS_THEY_ARE = [
-    *('tl.load(x, eviction_policy="")', "tl.load(x, volatile=True)", "tl.load(x, **more)", "tl.load(*more)"),
+    *("tl.load(x, eviction_policy=n)", "tl.load(x, volatile=True)", "tl.load(x, **more)", "tl.load(*more)"),
     *('tl.load(x, cache_modifier=".cg")', "tl.load(x, 1, 0, (), '', '.cg')", "tl.load(mask=n)"),
     *("tl.load(x, 1, 0, (), '', '.cg', '')", "descriptor.load([at])", "torch.load(x)", "load(x)", "tl.load()"),
 ]

@@ -10,12 +10,12 @@ from ..errors import UsageError
 from . import candidates
 from .candidates import Candidate, Constants, name_of
 
-KEEP, DROP = "evict_last", "evict_first"
+KEEP, DROP, NONE = "evict_last", "evict_first", "none"
+POLICY = "eviction_policy"
 MOST_ALONE = 4  # pointers whose loads are tried alone
 LANGUAGE = "triton.language"
 BEFORE_MODIFIER = 5  # of the arguments of tl.load
-# The hint cannot be combined with a cache modifier: ptxas refuses it.
-DECIDED = {"eviction_policy", "cache_modifier", "volatile"}
+DECIDED = {"cache_modifier", "volatile"}  # ptxas refuses a hint beside them
 WITHOUT_A_HINT = "--hints: no candidate has a tl.load to put a hint on; docs/exploring.md says which get one"
 
 
@@ -28,8 +28,9 @@ def with_variants(entries: list[Candidate]) -> list[Candidate]:
 
 
 def variants(entry: Candidate) -> Iterator[Candidate]:
-    """All plain loads with a hint, KEEP and DROP in turn; then, of few pointers, those of each alone with KEEP. A probe
-    has none: it is no kernel to be kept."""
+    """All plain loads with a hint, KEEP and DROP in turn, and without the hints that the source has; then, of few
+    pointers, those of each alone with KEEP. What changes nothing is left out. A probe has none: it is no kernel to be
+    kept."""
     if entry.error or entry.is_probe:
         return
     module = ast.parse(entry.source)
@@ -37,10 +38,11 @@ def variants(entry: Candidate) -> Iterator[Candidate]:
     by_pointer: dict[str, list[ast.Call]] = {}
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         by_pointer.setdefault(pointer_of(call, parameters), []).append(call)
-    for hint in (KEEP, DROP) if calls else ():
-        yield variant(entry, {"loads": hint}, calls, hint)
-    for pointer, own in by_pointer.items() if 1 < len(by_pointer) <= MOST_ALONE else ():
-        yield variant(entry, {f"load({pointer})": KEEP}, own, KEEP)
+    found = [variant(entry, {"loads": hint}, calls, hint) for hint in (KEEP, DROP)]
+    found.append(variant(entry, {"loads": NONE}, [call for call in calls if policy_of(call)], ""))
+    if 1 < len(by_pointer) <= MOST_ALONE:
+        found += [variant(entry, {f"load({pointer})": KEEP}, own, KEEP) for pointer, own in by_pointer.items()]
+    yield from (one for one in found if one.source != entry.source)
 
 
 def variant(entry: Candidate, hinted: Constants, calls: list[ast.Call], hint: str) -> Candidate:
@@ -50,13 +52,14 @@ def variant(entry: Candidate, hinted: Constants, calls: list[ast.Call], hint: st
 
 
 def plain_loads(module: ast.Module) -> Iterator[ast.Call]:
-    """Calls of Triton's load that leave the cache to it."""
+    """Calls of Triton's load that leave the cache to it, or give it a hint in so many words."""
     prefixes = {f"{name}." for name in names_of_language(module)}
     for node in ast.walk(module):
         if not isinstance(node, ast.Call) or ast.unparse(node.func).removesuffix("load") not in prefixes:
             continue
         given = {keyword.arg for keyword in node.keywords}  # None for **more
         unknown = None in given or any(isinstance(one, ast.Starred) for one in node.args)
+        unknown |= POLICY in given and policy_of(node) is None
         if address_of(node) and len(node.args) <= BEFORE_MODIFIER and not unknown and not given & DECIDED:
             yield node
 
@@ -64,6 +67,12 @@ def plain_loads(module: ast.Module) -> Iterator[ast.Call]:
 def address_of(call: ast.Call) -> ast.expr | None:
     named = [keyword.value for keyword in call.keywords if keyword.arg == "pointer"]
     return next(iter([*call.args, *named]), None)
+
+
+def policy_of(call: ast.Call) -> ast.Constant | None:
+    """The hint that a call names as a string."""
+    policies = [one.value for one in call.keywords if one.arg == POLICY]
+    return next((one for one in policies if isinstance(one, ast.Constant) and isinstance(one.value, str)), None)
 
 
 def pointer_of(call: ast.Call, parameters: set[str]) -> str:
@@ -91,11 +100,20 @@ def names_of_language(module: ast.Module) -> set[str]:
 
 
 def with_policy(source: str, calls: Iterable[ast.Call], hint: str) -> str:
-    """The source with one more argument in these calls. Lines keep their numbers."""
+    """The source with this hint in these calls, as one more argument or in place of their own. Lines keep numbers."""
     text, starts = source.encode(), candidates.line_starts(source.encode())
-    for at, separator in sorted((end_of_arguments(text, call, starts) for call in calls), reverse=True):
-        text = text[:at] + f'{separator} eviction_policy="{hint}"'.encode() + text[at:]
+    for begin, end, argument in sorted((edit_of(text, call, starts, hint) for call in calls), reverse=True):
+        text = text[:begin] + argument.encode() + text[end:]
     return text.decode()
+
+
+def edit_of(text: bytes, call: ast.Call, starts: list[int], hint: str) -> tuple[int, int, str]:
+    """(from where to where, in bytes, a call changes; what stands there then)."""
+    if policy := policy_of(call):
+        begin, end = candidates.span_of(policy, starts)
+        return begin, end, f'"{hint}"' + "\n" * text[begin:end].count(b"\n")
+    at, separator = end_of_arguments(text, call, starts)
+    return at, at, f'{separator} {POLICY}="{hint}"'
 
 
 def end_of_arguments(text: bytes, call: ast.Call, starts: list[int]) -> tuple[int, str]:
