@@ -25,25 +25,11 @@ except ImportError:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-SPACE = [  # the last three for few rows
-    {},
-    {"LOADS": 2},
-    {"LOADS": 1},
-    {"VECTORS": 2},
-    {"VECTORS": 2, "LOADS": 2},
-    {"MANY_THREADS": 512},
-    {"MANY_THREADS": 512, "LOADS": 2},
-    {"MANY_THREADS": 128, "LOADS": 2},
-    {"BLOCKS": 0.125},
-    {"BLOCKS": 1.0},
-    {"THREADS": 512},
-]
+SPACE = {"BLOCKS": [0.125, 0.25, 0.5, 1.0], "VECTORS": [2, 4], "THREADS": [512, 1024]}
 BLOCKS = 0.5  # a multiprocessor, where there are fewer rows
 CLUSTER = 8
 VECTORS = 4
 THREADS = 1024
-MANY_THREADS = 256  # of a block, at most, where several blocks a multiprocessor hide each other's waits
-LOADS = 0  # the L2 shall drop, 1: x before other lines, 2: other lines before x
 
 CUDA_SRC = r"""
 #define PY_SSIZE_T_CLEAN
@@ -74,16 +60,6 @@ __device__ __forceinline__ u64 remote(const u64* own, u32 rank) {   // the same 
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
     asm volatile("ld.shared::cluster.u64 %0, [%1];" : "=l"(value) : "r"(there) : "memory");
     return value;
-}
-
-__device__ __forceinline__ float4 four_of(const float* from) {
-    if (LOADS_ == 0) return __ldg(reinterpret_cast<const float4*>(from));
-    u64 policy = 0;
-    float4 v;
-    if (LOADS_ == 1) asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    if (LOADS_ == 2) asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    asm("ld.global.nc.L2::cache_hint.v4.f32 {%0, %1, %2, %3}, [%4], %5;" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(from), "l"(policy));
-    return v;
 }
 
 struct Shared {
@@ -208,7 +184,7 @@ template <int V> __global__ void __launch_bounds__(1024) top_k(const float* __re
         for (int v = 0; v < V; ++v) {
             u32 at = from + v * stride;
             if (aligned && at + 4 <= end) {
-                next[v] = four_of(line + at);
+                next[v] = __ldg(reinterpret_cast<const float4*>(line + at));
             } else {
                 next[v].x = at < end ? __ldg(line + at) : 0.f; next[v].y = at + 1 < end ? __ldg(line + at + 1) : 0.f;
                 next[v].z = at + 2 < end ? __ldg(line + at + 2) : 0.f; next[v].w = at + 3 < end ? __ldg(line + at + 3) : 0.f;
@@ -271,7 +247,7 @@ __global__ void __launch_bounds__(1024) largest(const float* __restrict__ x, flo
 #pragma unroll 4
     for (u32 at = (aligned ? 4 : 1) * threadIdx.x; at < n; at += step) {
         if (aligned) {
-            float4 four = four_of(line + at);
+            float4 four = __ldg(reinterpret_cast<const float4*>(line + at));
             take(four.x, at); take(four.y, at + 1); take(four.z, at + 2); take(four.w, at + 3);
         } else {
             take(__ldg(line + at), at);
@@ -342,11 +318,11 @@ def built():
     if _run is None:
         flags = ["-O3", "-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_90,code=compute_90"]
         _run = load_inline(
-            name=f"top_k_cluster_{LOADS}",
+            name="top_k_cluster",
             cpp_sources="",
             cuda_sources=CUDA_SRC,
             no_implicit_headers=True,
-            extra_cuda_cflags=[*flags, f"-DLOADS_={LOADS}"],
+            extra_cuda_cflags=flags,
         ).run
     return _run
 
@@ -365,7 +341,7 @@ def shape(rows, n, k, device):
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     blocks = power_below(max(1, min(CLUSTER, round(BLOCKS * processors / rows), n // 1024)))
     part = -(-n // blocks // 4) * 4
-    most = THREADS if rows <= 2 * processors else MANY_THREADS
+    most = THREADS if rows <= 2 * processors else 256  # several blocks a multiprocessor hide each other's waits
     threads = max(power_above(2 * k), 64, min(most, power_above(-(-part // (4 * VECTORS)))))
     return blocks, part, threads, VECTORS, max(32, power_above(2 * k))
 
