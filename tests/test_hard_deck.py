@@ -370,11 +370,13 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     words, wanted = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), ctypes.c_int.in_dll(runtime, "wanted")
     wanted.value = 1
-    for rows, columns, width in ((1, 12288, 32), (1, 4096, 32), (8, 4096, 64)):
-        assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
-        assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == rows | columns << 32
-        assert grid[0] == columns // width, (rows, columns)
-        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+    for columns, tiles, split in ((12288, 96, 8), (4096, 64, 2), (144, 3, 2)):
+        assert run(X, W, SCALE_X, SCALE_W, Y, 1, columns, 512, STREAM) == 0
+        assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == columns | 4 << 32
+        assert grid[:2] == [tiles, split]
+    assert run(X, W, SCALE_X, SCALE_W, Y, 8, 4096, 512, STREAM) == 0
+    assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == 8 | 4096 << 32 and grid[:2] == [64, 1]
+    assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
     wanted.value = 3
     for rows, columns, tiles in ((16, 14336, 112), (9, 880, 7), (32, 12288, 96), (17, 400, 4)):  # by the ring
         assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
@@ -384,11 +386,6 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
         )
     assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
-    run = built({"CUDA": runpy.run_path(str(DECK / "w4a16/candidates/at_once.py"))["source"]()[0]}, "at_once", []).run
-    wanted.value = 1
-    for columns, tiles in ((12288, 96), (4096, 32), (144, 2)):
-        assert run(X, W, SCALE_X, SCALE_W, Y, columns, 512, STREAM) == 0
-        assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == columns | 4 << 32 and grid[:2] == [tiles, 4]
 
 
 def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):

@@ -16,16 +16,17 @@ from conftest import BUNDLE
 
 pytest.importorskip("triton")  # a candidate imports it
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "w4a16" / "candidates" / "ring.py"
-ONE_ROW = FILE.with_name("at_once.py")
 NAMES = ("v", "split", "stages", "blocks")
 TILE = 128  # columns of a block
 
 
-def index_of(text: str, folder):
+def index_of(name: str, folder):
     """The functions between the marks in the CUDA C++, as a library of the CPU."""
+    text = runpy.run_path(str(FILE))["CUDA"]
     if shutil.which("g++") is None:
         pytest.skip("the index functions are compiled with g++")
-    lines = text[text.index("// HD INDEX BEGIN") : text.index("// HD INDEX END")]
+    start = text.index(f"// INDEX {name}\n")
+    lines = text[start : text.index("// INDEX END", start)]
     (folder / "index.cpp").write_text(lines.replace("HD int", 'extern "C" int'))
     subprocess.run(["g++", "-shared", "-fPIC", folder / "index.cpp", "-o", folder / "index.so"], check=True)
     return ctypes.CDLL(str(folder / "index.so"))
@@ -33,12 +34,12 @@ def index_of(text: str, folder):
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory):
-    return index_of(runpy.run_path(str(FILE))["CUDA"], tmp_path_factory.mktemp("index"))
+    return index_of("ring", tmp_path_factory.mktemp("index"))
 
 
 @pytest.fixture(scope="module")
 def one_row(tmp_path_factory):
-    return index_of(runpy.run_path(str(ONE_ROW))["CUDA"], tmp_path_factory.mktemp("one_row"))
+    return index_of("one", tmp_path_factory.mktemp("one_row"))
 
 
 def shapes() -> list[tuple[int, tuple]]:
@@ -115,20 +116,59 @@ class Warp:
         return acc
 
 
-def product(index, eights, v, packed, x) -> np.ndarray:
-    """The block's part of y, through the places of the sums in shared memory."""
+def product(index, eights, v, packed, x, put, rows_of) -> np.ndarray:
+    """The block's part of y, through the places of the sums in shared memory: `put` writes two sums of a row."""
     panels = [by_tma(np.ascontiguousarray(x[:, 64 * i : 64 * i + 64]).view(np.uint8)) for i in range(2)]
     weights, panels = by_tma(packed), np.concatenate(panels)
-    parts = np.zeros((8 * eights, TILE), np.int64)
     for number in range(TILE // (8 * v)):
         acc = Warp(index, eights, v, number).sums(weights, panels)
         for g, t, m, n, j in itertools.product(range(8), range(4), range(v // 2), range(eights), range(2)):
             column = index.column_of(v, number, g) + 2 * m
-            parts[8 * n + index.slot_of(2 * t + j), column : column + 2] = acc[m, n, [g, g + 8], 2 * t + j]
-    y = np.zeros_like(parts)
-    for line in range(8 * eights):
-        y[line // 8 * 8 + index.x_row(index.column_in(line % 8))] = parts[line]
-    return y
+            put(n, 2 * t + j, column, acc[m, n, [g, g + 8], 2 * t + j])
+    return rows_of()
+
+
+class Sent:
+    """The sums as one block sends them to all of the cluster, each of which has its own columns."""
+
+    def __init__(self, index, eights, split):
+        self.index, self.eights, self.own = index, eights, TILE // split
+        self.memory = np.zeros((split, 8 * eights * self.own), np.int64)
+        self.written = np.zeros_like(self.memory)
+
+    def place(self, line, column):
+        byte = self.index.sent_byte(self.own, line, column // 4 * 4)  # 16 bytes at a time
+        assert byte % 16 == 0
+        return byte // 4 + column % 4
+
+    def put(self, eight, column_of_sums, column, two):
+        at = self.place(8 * eight + column_of_sums, column % self.own)
+        self.memory[column // self.own, at : at + 2] = two
+        self.written[column // self.own, at : at + 2] += 1
+
+    def rows(self):
+        assert (self.written == 1).all()
+        y = np.zeros((8 * self.eights, TILE), np.int64)
+        for line, column in itertools.product(range(8 * self.eights), range(TILE)):
+            row = line // 8 * 8 + self.index.x_row(line % 8)
+            y[row, column] = self.memory[column // self.own, self.place(line, column % self.own)]
+        return y
+
+
+class Fetched:
+    """The sums as a block leaves them in its shared memory."""
+
+    def __init__(self, index, eights):
+        self.index, self.parts = index, np.zeros((8 * eights, TILE), np.int64)
+
+    def put(self, eight, column_of_sums, column, two):
+        self.parts[8 * eight + self.index.slot_of(column_of_sums), column : column + 2] = two
+
+    def rows(self):
+        y = np.zeros_like(self.parts)
+        for line, sums in enumerate(self.parts):
+            y[line // 8 * 8 + self.index.x_row(self.index.column_in(line % 8))] = sums
+        return y
 
 
 @pytest.mark.parametrize(("eights", "constants"), shapes(), ids=str)
@@ -137,8 +177,9 @@ def test_the_lanes_of_the_ring_multiply_what_belongs_together(index, eights, con
     packed = numbers.integers(0, 256, (64, TILE), np.uint8)
     x = numbers.integers(-99, 99, (8 * eights, 128), np.int16)
     weight = np.stack([packed & 15, packed >> 4], 1).reshape(128, -1).astype(np.int64)
-    v = dict(zip(NAMES, constants, strict=True))["v"]
-    assert (product(index, eights, v, packed, x) == x.astype(np.int64) @ weight).all()
+    v, split = constants[:2]
+    for sums in (Sent(index, eights, split), Sent(index, eights, 2), Sent(index, eights, 8), Fetched(index, eights)):
+        assert (product(index, eights, v, packed, x, sums.put, sums.rows) == x.astype(np.int64) @ weight).all()
 
 
 def worst_conflict(addresses: list[int], size: int) -> int:
@@ -163,6 +204,13 @@ def test_the_reads_of_mma_and_the_sums_meet_no_bank_twice(index, eights, constan
     for j, m in itertools.product(range(2), range(v // 2)):
         places = [index.slot_of(2 * t + j) * (TILE + 2) + index.column_of(v, 0, g) + 2 * m for t, g in lanes]
         assert worst_conflict([4 * place for place in places], 8) == (1 if v == 8 else 2)
+    own = TILE // constants[1]
+    for j, m in itertools.product(range(2), range(0, v // 2, 2)):
+        sent = [index.sent_byte(own, 2 * t + j, index.column_of(v, 0, g) % own + 2 * m) for t, g in lanes]
+        assert worst_conflict(sent, 16) == (1 if v == 4 else 2)
+    for lines in range(0, 8 * eights, 4):
+        read = [index.sent_byte(own, lines + lane // 8, lane % 8 * 4) for lane in range(32)]
+        assert worst_conflict(read, 16) == 1
 
 
 def test_weights_are_those_of_the_reference_for_any_zero_point():
@@ -212,7 +260,7 @@ def operand_of_x(one_row, x: np.ndarray, m: int) -> np.ndarray:
     return b
 
 
-@pytest.mark.parametrize("v", [4, 8, 16])
+@pytest.mark.parametrize("v", [8, 16])
 def test_the_pairs_of_one_row_are_columns_which_the_other_operand_keeps_apart(one_row, v):
     numbers = np.random.default_rng(v)
     packed, x = numbers.integers(0, 256, (16, 8 * v), np.uint8), numbers.integers(-99, 99, 32, np.int16)
@@ -231,10 +279,10 @@ def test_the_pairs_of_one_row_are_columns_which_the_other_operand_keeps_apart(on
     assert (y == x.astype(np.int64) @ weight).all()
 
 
-@pytest.mark.parametrize("v", [4, 8, 16])
+@pytest.mark.parametrize("v", [8, 16])
 def test_copies_and_reads_of_one_row_meet_no_bank_twice(one_row, v):
     for m in range(4):
         assert worst_conflict([read_at(one_row, v, 4 * t + m, g) for t, g in LANES], v) == 1
     for i in range(v // 4):
-        places = [one_row.place(v, one_row.copied_row(v, lane, i), one_row.copied_chunk(v, lane)) for lane in range(32)]
-        assert worst_conflict(places, 16) == 1
+        copied = [(one_row.copied_row(v, lane, i), one_row.copied_chunk(v, lane)) for lane in range(32)]
+        assert worst_conflict([one_row.place(v, *one) for one in copied], 16) == 1

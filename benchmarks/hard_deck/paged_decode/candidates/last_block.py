@@ -23,33 +23,10 @@ except ImportError:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-SPACE = [
-    {},
-    {"LOADS": 2},
-    {"LOADS": 1},
-    {"COUNT": 1},
-    {"MERGED": 8},
-    {"TOUCH": 1},
-    {"LOADS": 2, "COUNT": 1, "MERGED": 8, "TOUCH": 1},
-    {"WARPS": 8, "BLOCKS": 1},
-    {"WARPS": 8, "BLOCKS": 1, "LOADS": 2, "COUNT": 1, "MERGED": 8, "TOUCH": 1},
-    {"WARPS": 2, "STAGES": 6},
-    {"STAGES": 2, "BLOCKS": 3},
-    {"BLOCKS": 4},
-    {"BLOCKS": 4, "LOADS": 2, "COUNT": 1, "MERGED": 8, "TOUCH": 1},
-    {"PROBE": "nothing"},
-    {"PROBE": "loads alone"},
-    {"PROBE": "no last merge"},
-]
-WARPS = 4
-STAGES = 3
-BLOCKS = 2  # of a multiprocessor that share the tokens
-LOADS = 0  # the L2 shall drop, 1: K and V before other lines, 2: other lines before K and V
-COUNT = 0  # a request's parts are counted, 0: between two fences, 1: by an atomic that releases and acquires
+WARPS = 8
+STAGES = 2
+BLOCKS = 1  # of a multiprocessor that share the tokens
 MERGED = 4  # parts that a thread of the last block asks for at once
-TOUCH = 0  # 1: a thread also loads a sector of the table, which puts it into the L1; it prefetches a line into the L2
-PROBE = ""  # one of PROBES: what such a kernel leaves out shows what the rest takes
-PROBES = ("", "nothing", "loads alone", "no last merge")
 
 CUDA_SRC = r"""
 #define PY_SSIZE_T_CLEAN
@@ -65,17 +42,8 @@ constexpr int ROWS = 16;   // query heads of a product
 constexpr int AT_ONCE = MERGED_;
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ uint64_t policy() {
-    uint64_t p = 0;
-    if (LOADS_ == 1) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
-    if (LOADS_ == 2) asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
-    return p;
-}
-__device__ __forceinline__ void copy_async(u32 to, const void* from, bool there, uint64_t hint) {   // zeros where nothing is there
-    if (LOADS_)
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" :: "r"(to), "l"(from), "r"(there ? 16 : 0), "l"(hint) : "memory");
-    else
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
+__device__ __forceinline__ void copy_async(u32 to, const void* from, bool there) {   // zeros where nothing is there
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait_for_all_but() { asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"); }
@@ -103,7 +71,6 @@ __device__ __forceinline__ unsigned count_in_order(unsigned* counter, unsigned l
     asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
     return before;
 }
-enum { NOTHING = 1, LOADS_ALONE, NO_LAST_MERGE };   // probes
 
 struct Task {
     const __nv_bfloat16 *query, *cache;
@@ -224,7 +191,7 @@ template <int D, int R> __device__ __forceinline__ void step(Softmax<D, R>& stat
 
 // Copy the tile that begins at token `first` into shared memory; `page_number` is that of its page where a page holds
 // whole tiles, else the table is read row by row.
-template <int D, bool WHOLE> __device__ __forceinline__ void fetch(const Task& t, const int* table, int first, int length, int page_number, int head, u32 tile, uint64_t hint) {
+template <int D, bool WHOLE> __device__ __forceinline__ void fetch(const Task& t, const int* table, int first, int length, int page_number, int head, u32 tile) {
     int lane = threadIdx.x & 31;
     constexpr int CHUNKS = D / 4, AT_ONCE = 32 / CHUNKS;   // chunks of a row, rows of one instruction
     int chunk = lane % CHUNKS;
@@ -236,7 +203,7 @@ template <int D, bool WHOLE> __device__ __forceinline__ void fetch(const Task& t
         int row = i + lane / CHUNKS, token = first + row;
         bool there = token < length;
         if (!WHOLE) line = there ? base + ((int64_t)table[token / t.page] * t.page + token % t.page) * stride : base;
-        copy_async(tile + place<D>(row, chunk), line, there, hint);
+        copy_async(tile + place<D>(row, chunk), line, there);
         if (WHOLE) line += AT_ONCE * stride;   // behind the length still in the page
     }
 }
@@ -254,12 +221,10 @@ template <int D, int R, int WARPS, int STAGES, bool WHOLE> __global__ void __lau
     __shared__ float2 stats[WARPS][ROWS];   // maximum and sum of each row
     __shared__ bool is_last;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, column = (lane & 3) * 2;
-    if (PROBE_ == NOTHING) return;
     if (threadIdx.x * 32 < t.requests * t.columns) prefetch(t.table + threadIdx.x * 32);   // while the lengths come
-    int touched = TOUCH_ && threadIdx.x * 8 < t.requests * t.columns ? __ldg(t.table + threadIdx.x * 8) : 0;
-    uint64_t hint = policy();
+    int touched = threadIdx.x * 8 < t.requests * t.columns ? __ldg(t.table + threadIdx.x * 8) : 0;
     Share share = share_of<WARPS>(t, blockIdx.y);
-    if (share.request < 0 || (TOUCH_ && (touched & share.length) == INT_MIN)) return;   // the latter never: it keeps the load
+    if (share.request < 0 || (touched & share.length) == INT_MIN) return;   // the latter never: it keeps the load
     int request = share.request, length = share.length, head = blockIdx.x;
     int first_row = blockIdx.z * ROWS, rows = min(ROWS, t.group - first_row), heads = t.kv_heads * t.group;
     const int* table = t.table + (int64_t)request * t.columns;
@@ -282,14 +247,14 @@ template <int D, int R, int WARPS, int STAGES, bool WHOLE> __global__ void __lau
         if (number >= 0) {
             wait_for_all_but<STAGES - 1>();
             __syncwarp();
-            if (PROBE_ != LOADS_ALONE) step<D, R>(state, query, ring + number % STAGES * TILE_BYTES, length - (one + number * all) * TILE, t.scale);
+            step<D, R>(state, query, ring + number % STAGES * TILE_BYTES, length - (one + number * all) * TILE, t.scale);
             __syncwarp();
         }
         int next = number + STAGES;
         if (next > 0 && (next & 31) == 0) page_number = page_of(next + lane);
         if (next < own) {
             int page = __shfl_sync(0xffffffffu, page_number, next & 31);
-            fetch<D, WHOLE>(t, table, (one + next * all) * TILE, length, page, head, ring + next % STAGES * TILE_BYTES, hint);
+            fetch<D, WHOLE>(t, table, (one + next * all) * TILE, length, page, head, ring + next % STAGES * TILE_BYTES);
         }
         commit();
         if (number != -1) continue;   // the queries, once the first tiles are on their way
@@ -338,13 +303,9 @@ template <int D, int R, int WARPS, int STAGES, bool WHOLE> __global__ void __lau
         if (c == 0) *reinterpret_cast<float2*>(part + most_rows * D + 2 * r) = make_float2(top, sum);
     }
     if (share.parts == 1) return;
-    if (PROBE_ == NO_LAST_MERGE) return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        auto* count = COUNT_ ? count_in_order : atomicInc;
-        if (COUNT_ == 0) __threadfence();   // what the block wrote is there before it is counted
-        is_last = count(t.counters + (request * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x, share.parts - 1) == share.parts - 1;
-        if (COUNT_ == 0) __threadfence();
+        is_last = count_in_order(t.counters + (request * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x, share.parts - 1) == share.parts - 1;
     }
     __syncthreads();
     if (!is_last) return;
@@ -410,8 +371,7 @@ def built():
     global _run
     if _run is None:
         flags = ["-O3", "-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_90,code=compute_90"]
-        numbers = {"WARPS": WARPS, "STAGES": STAGES, "LOADS": LOADS, "COUNT": COUNT, "MERGED": MERGED, "TOUCH": TOUCH}
-        numbers["PROBE"] = PROBES.index(PROBE)
+        numbers = {"WARPS": WARPS, "STAGES": STAGES, "MERGED": MERGED}
         _run = load_inline(
             name="paged_decode_last_" + "_".join(map(str, numbers.values())),
             cpp_sources="",
