@@ -155,22 +155,6 @@ class Sent:
         return y
 
 
-class Fetched:
-    """The sums as a block leaves them in its shared memory."""
-
-    def __init__(self, index, eights):
-        self.index, self.parts = index, np.zeros((8 * eights, TILE), np.int64)
-
-    def put(self, eight, column_of_sums, column, two):
-        self.parts[8 * eight + self.index.slot_of(column_of_sums), column : column + 2] = two
-
-    def rows(self):
-        y = np.zeros_like(self.parts)
-        for line, sums in enumerate(self.parts):
-            y[line // 8 * 8 + self.index.x_row(self.index.column_in(line % 8))] = sums
-        return y
-
-
 @pytest.mark.parametrize(("eights", "constants"), shapes(), ids=str)
 def test_the_lanes_of_the_ring_multiply_what_belongs_together(index, eights, constants):
     numbers = np.random.default_rng(7)
@@ -178,7 +162,7 @@ def test_the_lanes_of_the_ring_multiply_what_belongs_together(index, eights, con
     x = numbers.integers(-99, 99, (8 * eights, 128), np.int16)
     weight = np.stack([packed & 15, packed >> 4], 1).reshape(128, -1).astype(np.int64)
     v, split = constants[:2]
-    for sums in (Sent(index, eights, split), Sent(index, eights, 2), Sent(index, eights, 8), Fetched(index, eights)):
+    for sums in (Sent(index, eights, split), Sent(index, eights, 2), Sent(index, eights, 8)):
         assert (product(index, eights, v, packed, x, sums.put, sums.rows) == x.astype(np.int64) @ weight).all()
 
 
@@ -201,9 +185,6 @@ def test_the_reads_of_mma_and_the_sums_meet_no_bank_twice(index, eights, constan
         warp = Warp(index, eights, v, number)
         assert worst_conflict([warp.weight_at(step, t, g, second) for t, g in lanes], v) == 1
         assert worst_conflict([warp.x_at(step, t, g, 0) for t, g in lanes], 8) == 1
-    for j, m in itertools.product(range(2), range(v // 2)):
-        places = [index.slot_of(2 * t + j) * (TILE + 2) + index.column_of(v, 0, g) + 2 * m for t, g in lanes]
-        assert worst_conflict([4 * place for place in places], 8) == (1 if v == 8 else 2)
     own = TILE // constants[1]
     for j, m in itertools.product(range(2), range(0, v // 2, 2)):
         sent = [index.sent_byte(own, 2 * t + j, index.column_of(v, 0, g) % own + 2 * m) for t, g in lanes]

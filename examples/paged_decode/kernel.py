@@ -23,20 +23,23 @@ except ImportError:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-WARPS = 4
-STAGES = 3
-BLOCKS = 2
+WARPS = 8
+STAGES = 2
+BLOCKS = 1  # of a multiprocessor that share the tokens
+MERGED = 4  # parts that a thread of the last block asks for at once
 
 CUDA_SRC = r"""
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
+#include <limits.h>
 #include <stdint.h>
 
 typedef uint32_t u32;
 constexpr int TILE = 16;   // tokens of a warp's step
 constexpr int ROWS = 16;   // query heads of a product
+constexpr int AT_ONCE = MERGED_;
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void copy_async(u32 to, const void* from, bool there) {   // zeros where nothing is there
@@ -62,6 +65,12 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return *reinterpret_cast<u32*>(&both);
 }
 __device__ __forceinline__ void prefetch(const void* p) { asm volatile("prefetch.global.L2 [%0];" :: "l"(p)); }
+// atomicInc; what the block wrote is there before it, and what others wrote before they counted is seen after it.
+__device__ __forceinline__ unsigned count_in_order(unsigned* counter, unsigned last) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(last) : "memory");
+    return before;
+}
 
 struct Task {
     const __nv_bfloat16 *query, *cache;
@@ -213,8 +222,9 @@ template <int D, int R, int WARPS, int STAGES, bool WHOLE> __global__ void __lau
     __shared__ bool is_last;
     int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, row = lane >> 2, column = (lane & 3) * 2;
     if (threadIdx.x * 32 < t.requests * t.columns) prefetch(t.table + threadIdx.x * 32);   // while the lengths come
+    int touched = threadIdx.x * 8 < t.requests * t.columns ? __ldg(t.table + threadIdx.x * 8) : 0;
     Share share = share_of<WARPS>(t, blockIdx.y);
-    if (share.request < 0) return;
+    if (share.request < 0 || (touched & share.length) == INT_MIN) return;   // the latter never: it keeps the load
     int request = share.request, length = share.length, head = blockIdx.x;
     int first_row = blockIdx.z * ROWS, rows = min(ROWS, t.group - first_row), heads = t.kv_heads * t.group;
     const int* table = t.table + (int64_t)request * t.columns;
@@ -295,9 +305,7 @@ template <int D, int R, int WARPS, int STAGES, bool WHOLE> __global__ void __lau
     if (share.parts == 1) return;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();   // what the block wrote is there before it is counted
-        is_last = atomicInc(t.counters + (request * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x, share.parts - 1) == share.parts - 1;
-        __threadfence();
+        is_last = count_in_order(t.counters + (request * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x, share.parts - 1) == share.parts - 1;
     }
     __syncthreads();
     if (!is_last) return;
@@ -307,7 +315,7 @@ template <int D, int R, int WARPS, int STAGES, bool WHOLE> __global__ void __lau
         int r = unit / (D / 4), c = unit % (D / 4) * 4;
         float top = -INFINITY, sum = 0.f;
         float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 4
+#pragma unroll AT_ONCE
         for (int p = 0; p < share.parts; ++p) {
             const float* of = first + p * step_of_parts;
             float2 stat = __ldcg(reinterpret_cast<const float2*>(of + most_rows * D + 2 * r));
@@ -363,12 +371,13 @@ def built():
     global _run
     if _run is None:
         flags = ["-O3", "-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_90,code=compute_90"]
+        numbers = {"WARPS": WARPS, "STAGES": STAGES, "MERGED": MERGED}
         _run = load_inline(
-            name=f"paged_decode_last_{WARPS}_{STAGES}",
+            name="paged_decode_last_" + "_".join(map(str, numbers.values())),
             cpp_sources="",
             cuda_sources=CUDA_SRC,
             no_implicit_headers=True,
-            extra_cuda_cflags=[*flags, f"-DWARPS_={WARPS}", f"-DSTAGES_={STAGES}"],
+            extra_cuda_cflags=[*flags, *(f"-D{name}_={number}" for name, number in numbers.items())],
         ).run
     return _run
 
@@ -380,10 +389,12 @@ def slots(device):
 
 
 def counters(device, stream, number):
-    own = _counters.get((device, stream))
+    """A graph gets its own: it writes their zeros when it runs, and may run beside calls, or after ours have been replaced."""
+    graph = torch.cuda.is_current_stream_capturing()
+    own = None if graph else _counters.get((device, stream))
     if own is None or own.numel() < number:
         own = torch.zeros(number, dtype=torch.int32, device=f"cuda:{device}")
-        if not torch.cuda.is_current_stream_capturing():  # a graph's zeros are written when it runs
+        if not graph:
             _counters[device, stream] = own
     return own
 
@@ -418,10 +429,9 @@ def launch(query, cache, table, lengths, out, device):
     _, page, kv_heads, _ = cache.shape
     stream, blocks, group = stream_of(device), slots(device), heads // kv_heads
     inner = kv_heads * -(-group // 16)
-    chunks = requests + -(
-        -blocks // inner
-    )  # at least as many as there are parts, since each part is rounded up by less than one
-    parts = torch.empty(chunks * inner * min(group, 16) * (width + 4), dtype=torch.float32, device=query.device)
+    # At least as many chunks as there are parts, since each part is rounded up by less than one.
+    chunks = requests + -(-blocks // inner)
+    parts = query.new_empty(chunks * inner * min(group, 16) * (width + 4), dtype=torch.float32)
     error = (_run or built())(
         query.data_ptr(),
         cache.data_ptr(),

@@ -30,34 +30,15 @@ except ImportError:
 WIDE_FROM = 8192
 WIDE = (16, 4, 8, 2, 7)
 NARROW = (8, 16, 2, 4, 2)
-AHEAD = 128  # one row: bytes that the L2 reads where it misses, if rows of a tile are shorter: 64, 128, 256; 0: never
 FEW = (8, 4)  # 2 to 8 rows: columns of a lane, warps of a block
 # 9 to 16 rows, and 17 to 32: columns of a lane, blocks of a cluster, stages, blocks of an SM.
 SIXTEEN = (8, 4, 3, 4)
 THIRTY = (4, 4, 3, 4)
-SENT = 1  # 9 to 32 rows: sums are sent; 0: the cluster meets, reads them, and meets again
 STAGES = 4  # for more rows
 BY_WGMMA = 1
-CHOSEN = "WIDE_FROM WIDE NARROW AHEAD FEW SIXTEEN THIRTY SENT STAGES".split()
+CHOSEN = "WIDE_FROM WIDE NARROW FEW SIXTEEN THIRTY STAGES".split()
 
-# A workload reads one of WIDE, NARROW, SIXTEEN and THIRTY. What varies the others has a WIDE of three waves, so that a
-# session, which explores 1 x 12288 alone, does not choose it by chance.
-SPACE = [
-    {},
-    {"WIDE": (16, 4, 8, 2, 6)},
-    {"WIDE": (16, 4, 8, 2, 8)},
-    {"WIDE": (16, 4, 8, 3, 7)},
-    {"WIDE": (16, 8, 4, 3, 3)},
-    {"WIDE": (16, 8, 4, 2, 3)},
-    {"WIDE": (16, 2, 8, 4, 7)},
-    {"WIDE": (8, 4, 4, 4, 7)},
-    {"WIDE": (8, 8, 2, 4, 3)},
-    {"WIDE": (8, 16, 2, 4, 1), "NARROW": (8, 16, 2, 4, 1), "SENT": 0},
-    {"WIDE": (8, 16, 2, 4, 1), "AHEAD": 0, "SIXTEEN": (8, 4, 4, 4), "THIRTY": (4, 2, 3, 4)},
-    {"WIDE": (8, 16, 2, 4, 1), "NARROW": (8, 8, 4, 4, 4), "SIXTEEN": (8, 4, 3, 5), "THIRTY": (4, 2, 4, 3)},
-    {"WIDE": (8, 16, 2, 4, 1), "NARROW": (8, 4, 8, 4, 7), "SIXTEEN": (8, 4, 2, 6), "THIRTY": (4, 4, 2, 4)},
-    {"WIDE": (8, 16, 2, 4, 1), "NARROW": (8, 16, 2, 2, 2), "SIXTEEN": (8, 2, 4, 4), "THIRTY": (4, 4, 2, 5)},
-]
+SPACE = [{}, {"WIDE": (16, 4, 8, 2, 6)}, {"WIDE": (16, 4, 8, 2, 8)}, {"WIDE": (16, 8, 4, 2, 3)}]
 
 
 @triton.jit
@@ -137,9 +118,6 @@ def wgmma():
 CUDA = r"""
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#if !SENT
-#include <cooperative_groups.h>
-#endif
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -251,12 +229,6 @@ struct Problem { const uint8_t* packed; const __nv_bfloat16 *x, *scales, *zeros;
 __device__ __forceinline__ void copy_async(void* to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
-#define TEXT_OF(x) #x
-#define TEXT(x) TEXT_OF(x)
-template <int ROW> __device__ __forceinline__ void stream_async(void* to, const void* from) {  // rows of so many bytes
-    if constexpr (ROW >= AHEAD) copy_async(to, from);
-    else asm volatile("cp.async.cg.shared.global.L2::" TEXT(AHEAD) "B [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
-}
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> __device__ __forceinline__ void wait_for_all_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 // Nibbles 0 and 4 as the bf16 128 + q.
@@ -288,10 +260,10 @@ template <class S> __device__ __forceinline__ void fetch(const Problem& p, typen
     const uint8_t* from = lanes.from + (int64_t)(group * 64 + part * 16) * p.columns;
     #pragma unroll
     for (int i = 0; i < S::V / 4; ++i)
-        stream_async<S::TILE>(s.packed[stage] + lanes.to[i], from + (int64_t)(i * 64 / S::V) * p.columns);
+        copy_async(s.packed[stage] + lanes.to[i], from + (int64_t)(i * 64 / S::V) * p.columns);
     if (lane < 4) copy_async(s.x[stage] + lane, lanes.x + group * 128 + part * 32);
     if (part == 3 && lane < 2 * S::V)
-        stream_async<S::TILE>((lane < S::V ? s.scales : s.zeros) + lane % S::V * 8, lanes.column + (int64_t)group * p.columns);
+        copy_async((lane < S::V ? s.scales : s.zeros) + lane % S::V * 8, lanes.column + (int64_t)group * p.columns);
 }
 
 template <int V> struct Sums { float of[V / 4][4], total[4]; };  // of 4 columns a word, and of x; in lanes with t = 0
@@ -655,9 +627,6 @@ HD int packed_row(int t, int second) { return 2 * t + second; }
 HD int x_row(int n) { return (n & 3) << 1 | n >> 2; }
 // Where in a tile of columns the V columns of a lane begin.
 HD int column_of(int v, int warp, int g) { return (warp * 8 + g) * v; }
-// Without SENT: the place among the sums in shared memory of column n of the sums; and back.
-HD int slot_of(int n) { return (n & 1) << 2 | n >> 1; }
-HD int column_in(int slot) { return (slot & 3) << 1 | slot >> 2; }
 // A byte of the sums of four columns that a block of the cluster sent: of `own` columns a line, from the start of its part.
 HD int sent_byte(int own, int line, int column) { return swizzled((line * own + column) / 32, (line * own + column) % 32 * 4); }
 // INDEX END
@@ -673,15 +642,14 @@ template <bool EXACT, int j> __device__ __forceinline__ u32 weights(u32 word, u3
 }
 
 // How a block works: NT eights of rows, V columns a lane, SPLIT blocks of a cluster share the groups, BLOCKS an SM.
-constexpr int TILE = 128, PITCH = TILE + 2;  // columns of a block; without SENT: floats of a row of sums
+constexpr int TILE = 128;  // columns of a block
 template <int NT_, int V_, int SPLIT_, int STAGES_, int BLOCKS_> struct Shape {
     static constexpr int NT = NT_, V = V_, SPLIT = SPLIT_, DEEP = STAGES_, BLOCKS = BLOCKS_;
     static constexpr int MB = V / 2, CONSUMERS = TILE / (8 * V), THREADS = (CONSUMERS + 1) * 32, ROWS = 8 * NT;
     static constexpr u32 PANEL = ROWS * 128, X_BYTES = 2 * PANEL, W_BYTES = 8192, STAGE = X_BYTES + W_BYTES;
     static constexpr u32 SHARED_BYTES = DEEP * STAGE + 16 * DEEP + 8 + 1024;
     static constexpr int OWN = TILE / SPLIT;  // columns that a block sums up
-    static_assert(ROWS * PITCH * 4 <= DEEP * STAGE, "the sums take the place of the ring");
-    static_assert(!SENT || ROWS * TILE * 4 <= STAGE && TILE % SPLIT == 0 && OWN % V == 0, "sent sums take the place of a stage");
+    static_assert(ROWS * TILE * 4 <= STAGE && TILE % SPLIT == 0 && OWN % V == 0, "sent sums take the place of a stage");
     static_assert(SHARED_BYTES * BLOCKS + 1024 * (BLOCKS - 1) <= 232448 && SPLIT <= 8 && THREADS <= 1024, "a block must fit");
     static_assert(X_BYTES % 1024 == 0, "boxes begin at multiples of 1024 bytes");
 };
@@ -773,7 +741,6 @@ template <class S> __device__ __forceinline__ void produce(const CUtensorMap* w_
     }
 }
 
-#if SENT
 // Each block of the cluster sums up its own columns. They are sent into `place`, a stage that all blocks have left.
 template <class S> __device__ __forceinline__ void send_sums(const float (&acc)[S::MB][S::NT][4], u32 place, u32 met, int column, int t) {
     const u32 there = in_block(place + blockIdx.y * S::ROWS * S::OWN * 4, column / S::OWN), met_there = in_block(met, column / S::OWN);
@@ -802,43 +769,6 @@ template <class S> __device__ __forceinline__ void add_up(const Problem& p, cons
         y[0] = __floats2bfloat162_rn(sum.x, sum.y), y[1] = __floats2bfloat162_rn(sum.z, sum.w);
     }
 }
-#else
-__device__ __forceinline__ void store_pair(const Problem& p, int first, int at, float2 sum) {
-    const int line = at / (TILE / 2), column = first + at % (TILE / 2) * 2;
-    const int row = line / 8 * 8 + x_row(column_in(line % 8));
-    if (row < p.rows && column < p.columns) *reinterpret_cast<__nv_bfloat162*>(p.y + (int64_t)row * p.columns + column) = __floats2bfloat162_rn(sum.x, sum.y);
-}
-
-// The sums of the blocks of a cluster, added and stored.
-template <class S> __device__ __forceinline__ void add_up(const Problem& p, float* parts, int first) {
-    constexpr int PAIRS = S::ROWS * TILE / 2;
-    auto place = [&](int at) { return parts + at / (TILE / 2) * PITCH + at % (TILE / 2) * 2; };
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-    cluster.sync();
-    for (int at = blockIdx.y * S::THREADS + threadIdx.x; at < PAIRS; at += S::SPLIT * S::THREADS) {
-        float2 sum = make_float2(0, 0);
-        #pragma unroll
-        for (int other = 0; other < S::SPLIT; ++other) {
-            const float2 more = *reinterpret_cast<float2*>(cluster.map_shared_rank(place(at), other));
-            sum.x += more.x, sum.y += more.y;
-        }
-        store_pair(p, first, at, sum);
-    }
-    cluster.sync();
-}
-
-template <class S> __device__ __forceinline__ void put_sums(const float (&acc)[S::MB][S::NT][4], float* parts, int warp, int t, int g) {
-    #pragma unroll
-    for (int m = 0; m < S::MB; ++m)
-        #pragma unroll
-        for (int n = 0; n < S::NT; ++n)
-            #pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                float* to = parts + (n * 8 + slot_of(2 * t + j)) * PITCH + column_of(S::V, warp, g) + 2 * m;
-                *reinterpret_cast<float2*>(to) = make_float2(acc[m][n][j], acc[m][n][2 + j]);
-            }
-}
-#endif
 
 template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     product(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, Problem p) {
@@ -850,14 +780,14 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     const int from = blockIdx.y * p.per_block, count = max(0, min(p.per_block, p.groups - from));
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::DEEP; ++i) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, S::CONSUMERS);
-        if (SENT) bar_init(met, 1), bar_expect(met, S::ROWS * TILE * 4);
+        bar_init(met, 1), bar_expect(met, S::ROWS * TILE * 4);
         fence_init();
     }
     __syncthreads();
     // The stage that a block of full length leaves first, and the group with which this block does. -1: it never enters it.
     const int left = p.per_block % S::DEEP, last = count > left ? count - 1 - (count - 1 - left) % S::DEEP : -1;
     float acc[S::MB][S::NT][4] = {};
-    if (SENT && (last < 0 || warp == S::CONSUMERS)) cluster_arrive();  // others may write into that stage
+    if (last < 0 || warp == S::CONSUMERS) cluster_arrive();  // others may write into that stage
     if (warp == S::CONSUMERS) {
         if (lane == 0) produce<S>(&w_map, &x_map, ring, full, empty, first, from, count);
         __syncwarp();
@@ -874,20 +804,13 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             else add_group<false, S>(acc, stages + stage * S::STAGE, at, c);
             __syncwarp();
             if (lane == 0) bar_arrive(empty + 8 * stage);
-            if (SENT && n == last) cluster_arrive();
+            if (n == last) cluster_arrive();
         }
     }
-#if SENT
     cluster_wait();
     if (warp < S::CONSUMERS) send_sums<S>(acc, ring + left * S::STAGE, met, column_of(S::V, warp, g), t);
     bar_wait(met, 0);
     add_up<S>(p, stages + left * S::STAGE, first);
-#else
-    __syncthreads();  // the ring is empty: sums take its place
-    float* parts = reinterpret_cast<float*>(stages);
-    if (warp < S::CONSUMERS) put_sums<S>(acc, parts, warp, t, g);
-    add_up<S>(p, parts, first);
-#endif
 }
 
 template <class S> int launch(int64_t x, int64_t packed, Problem p, int depth, cudaStream_t stream) {
