@@ -324,6 +324,7 @@ TRIALS = {
     "window_gradient": {"heads": 4, "key_heads": 2, "tokens": 2500, "width": 4},
     "fp8_attention": {"heads": 2, "tokens": 5, "width": 16},
     "sparse_linear": {"tokens": 5, "width": 16, "columns": 6},
+    "nearest_code": {"rows": 5, "count": 9, "width": 6},
 }
 
 
@@ -338,7 +339,7 @@ PAIRED = [
     *("experts_output", "experts_weight_gradient", "gelu_gradient", "maxsim", "mla_prefill", "newton_schulz"),
     *("norm_projection", "siglip_loss", "window_attention", "down_norm", "packed_attention", "fp8_gelu"),
     *("gated_output", "bias_attention", "norm_conv", "int4_prefill", "block_sparse_linear", "gated_mlp_gradient"),
-    *("mla_verify", "experts_fp8", "fp8_attention", "sparse_linear"),
+    *("mla_verify", "experts_fp8", "fp8_attention", "sparse_linear", "nearest_code"),
 ]
 
 
