@@ -1,12 +1,15 @@
-"""x W with int4 weights. Up to 8 rows: the bytes that a lane loads are its operands. 9 to 32: through a ring by TMA, many
-small blocks an SM. More: unpacked weights are the operand of wgmma in registers. README.md of this problem says what was
-tried.
+"""x W with int4 weights. One row: each warp has a ring of its own. 2 to 8 rows: the bytes that a lane loads are its
+operands. 9 to 32: a ring by TMA, many small blocks an SM. More: unpacked weights are the operand of wgmma in registers.
+README.md of this problem says what was tried.
 
-Up to 8 rows the two weights of a byte are the pair of k in a register of mma, and k is permuted in weights and x alike;
-zero points and scales are applied to the sums of a group. 9 to 32 rows: a block has 128 columns, a cluster of SPLIT blocks
-shares the groups of k, and each warp has 8 V columns. It unpacks a weight once for all rows, as the reference rounds it:
-(q - z) s, where 128 + z is a bf16 in one subtraction less. mma.sync takes k and the rows of x in an order in which neither
-meets a bank twice. Sums meet in shared memory, across the cluster.
+One row, and 9 to 32: the blocks of a cluster share the groups of k, and send their sums into each other's shared memory
+by st.async, whose bytes a barrier there counts: no fence. One row: the nibbles 0 and 4 of a word are weights of two
+columns of the same k. They stay the pair of a register of mma: x is in column 0 of the other operand for the one, in
+column 1 for the other. 2 to 8 rows: the two weights of a byte are the pair of k in a register, and k is permuted in
+weights and x alike. In both, zero points and scales are applied to the sums of a group. 9 to 32 rows: a block has 128
+columns, each warp 8 V of them. It unpacks a weight once for all rows, as the reference rounds it: (q - z) s, where
+128 + z is a bf16 in one subtraction less. mma.sync takes k and the rows of x in an order in which neither meets a bank
+twice.
 """
 
 import torch
@@ -22,25 +25,19 @@ except ImportError:
         return torch.cuda.current_stream(device).cuda_stream
 
 
-# Columns of a lane, warps of a block, blocks that share the groups of a tile: for one row (from WIDE_FROM columns on, or
-# fewer), and up to 8 rows.
+# One row: columns of a lane, an eighth of a tile (8 or 16), warps, blocks of a cluster, stages of a warp, each 32 of k,
+# and blocks of an SM (the compiler leaves registers for so many, and no more fit). From WIDE_FROM columns on, or fewer.
 WIDE_FROM = 8192
-ONE_V = 4
-ONE_WARPS = 8
-ONE_SPLIT = 1
-NARROW_V = 4
-NARROW_WARPS = 16
-NARROW_SPLIT = 1
-FEW_V = 8
-FEW_WARPS = 4
-FEW_SPLIT = 1
-# Columns of a lane, blocks of a cluster, stages, blocks of an SM: 9 to 16 rows, and 17 to 32.
+WIDE = (16, 4, 8, 2, 7)
+NARROW = (8, 16, 2, 4, 2)
+FEW = (8, 4)  # 2 to 8 rows: columns of a lane, warps of a block
+# 9 to 16 rows, and 17 to 32: columns of a lane, blocks of a cluster, stages, blocks of an SM.
 SIXTEEN = (8, 4, 3, 4)
 THIRTY = (4, 4, 3, 4)
 STAGES = 4  # for more rows
 BY_WGMMA = 1
-PREFIXES = ("WIDE", "ONE", "NARROW", "FEW", "STAGES", "SIXTEEN", "THIRTY")
-CHOSEN = [name for name in tuple(globals()) if name.split("_")[0] in PREFIXES]
+CHOSEN = "WIDE_FROM WIDE NARROW FEW SIXTEEN THIRTY STAGES".split()
+
 
 
 @triton.jit
@@ -120,7 +117,6 @@ def wgmma():
 CUDA = r"""
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <cooperative_groups.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -132,24 +128,255 @@ typedef uint32_t u32;
 // All return 0 or an error: CUDA's, or 10000 and the driver's.
 #define MUST(call) do { int error = int(call); if (error) return error; } while (0)
 
-// Leave for a kernel to use so much shared memory; `told`: the devices that know.
+// Leave for a kernel to use its shared memory is asked for once a device. The blocks of a cluster are neighbours in y.
 constexpr int DEVICES = 64;
-template <typename Kernel> int may_use(Kernel kernel, int bytes, bool (&told)[DEVICES]) {
+template <auto kernel, int CARVEOUT = cudaSharedmemCarveoutDefault, typename... Arguments>
+int start(dim3 grid, int cluster_blocks, int threads, int bytes, cudaStream_t stream, const Arguments&... arguments) {
+    static bool told[DEVICES] = {};
     int device;
     MUST(cudaGetDevice(&device));
-    if (device < DEVICES && told[device]) return 0;
-    MUST(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-    if (device < DEVICES) told[device] = true;
-    return 0;
+    if (device >= DEVICES || !told[device]) {
+        MUST(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+        MUST(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, CARVEOUT));
+        if (device < DEVICES) told[device] = true;
+    }
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid, config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes, config.stream = stream;
+    cudaLaunchAttribute cluster[1];
+    cluster[0].id = cudaLaunchAttributeClusterDimension;
+    cluster[0].val.clusterDim.x = 1, cluster[0].val.clusterDim.y = cluster_blocks, cluster[0].val.clusterDim.z = 1;
+    config.attrs = cluster, config.numAttrs = cluster_blocks > 1;
+    return cudaLaunchKernelEx(&config, kernel, arguments...);
 }
-
-namespace few {  // up to 8 rows of x: mma of one warp
 
 // m16n8k16: A are weights (16 columns of W), B are 8 rows of x, D is their product.
 __device__ __forceinline__ void multiply(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+__device__ __forceinline__ void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+__device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
+__device__ __forceinline__ void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
+__device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+// A box of TMA.
+__device__ __forceinline__ void load(u32 to, const CUtensorMap* map, u32 bar, int inner, int outer) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+                 ::"r"(to), "l"(map), "r"(bar), "r"(inner), "r"(outer) : "memory");
+}
+
+__device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// Relaxed: with .release nvcc writes MEMBAR.ALL.GPU, behind all that the warp asked for.
+__device__ __forceinline__ void cluster_arrive() {
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The same place in another block of the cluster.
+__device__ __forceinline__ u32 in_block(u32 place, int block) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(block));
+    return there;
+}
+// Writes v into another block, whose barrier counts the bytes.
+__device__ __forceinline__ void send(u32 there, u32 bar_there, float4 v) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+                 ::"r"(there), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(bar_there) : "memory");
+}
+
+namespace one {  // one row of x: a warp has groups and a ring of its own, and waits for nobody
+
+// INDEX one
+// Bytes from the start of a stage to the 16 bytes `chunk` of row `row` of 16: the four rows 4 t + m of one m use all banks.
+HD int place(int v, int row, int chunk) {
+    return v == 16 ? row * 128 + (chunk ^ row / 4 * 2) * 16 : (row % 4 + row / 8 * 4) * 128 + (row / 4 % 2 * 4 + (chunk ^ row / 8 * 2)) * 16;
+}
+// The row of which lane `lane` copies 16 bytes with its copy `i`, and which 16 bytes.
+HD int copied_row(int v, int lane, int i) { return v == 16 ? 4 * i + lane / 8 : 8 * i + lane / 4 % 2 * 4 + lane / 8; }
+HD int copied_chunk(int v, int lane) { return lane % (v / 2); }
+// Which bytes of x become a register of B: k even, or odd; g is the column. Bytes 4 to 7 are zeros.
+HD int chosen_bytes(int odd, int g) { return g > 1 ? 0x4444 : g ? (odd ? 0x3244 : 0x1044) : (odd ? 0x4432 : 0x4410); }
+// The column, of the four of a word, of sum d of mma.
+HD int column_of(int d) { return d % 2 * 2 + d / 2; }
+// INDEX END
+
+// V columns a lane; a tile's groups are shared by WARPS warps of each of SPLIT blocks; DEEP stages a warp; BLOCKS an SM.
+template <int V_, int WARPS_, int SPLIT_, int DEEP_, int BLOCKS_> struct Shape {
+    static constexpr int V = V_, WARPS = WARPS_, SPLIT = SPLIT_, DEEP = DEEP_, BLOCKS = BLOCKS_;
+    static constexpr int THREADS = WARPS * 32, PARTS = WARPS * SPLIT, TILE = 8 * V;
+    static constexpr int OWN = TILE / SPLIT, PITCH = OWN + 4;  // columns that a block sums up
+    struct Warp {
+        uint8_t packed[DEEP][16 * TILE];
+        uint4 x[DEEP][4];
+        __nv_bfloat16 scales[TILE], zeros[TILE];  // of the group in work: no later group's last stage is in the ring
+        float4 before[TILE / 4];                  // sums of the groups before it
+    };
+    struct Shared { Warp warps[WARPS]; float sums[PARTS * PITCH]; uint64_t met; };
+    static constexpr int BYTES = (233472 / BLOCKS - 1024) / 128 * 128;  // no more blocks fit, so they spread
+    static_assert(V == 8 || V == 16, "place and copied_row know these");
+    static_assert(DEEP <= 4 && OWN % 4 == 0 && OWN <= THREADS && sizeof(Shared) <= BYTES, "these constants do not fit together");
+};
+
+struct Problem { const uint8_t* packed; const __nv_bfloat16 *x, *scales, *zeros; __nv_bfloat16* y; int columns, groups; };
+
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> __device__ __forceinline__ void wait_for_all_but() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+// Nibbles 0 and 4 as the bf16 128 + q.
+__device__ __forceinline__ u32 pair(u32 word) {
+    asm("lop3.b32 %0, %0, 0x000F000F, 0x43004300, 0xEA;" : "+r"(word));
+    return word;
+}
+__device__ __forceinline__ u32 chosen(u32 x, u32 bytes) { return __byte_perm(x, 0, bytes); }
+
+// What a lane copies of each stage: the same places in all of them.
+template <class S> struct Copies {
+    const uint8_t* from;
+    u32 to[S::V / 4];
+    const __nv_bfloat16 *x, *column;  // column: of scales in the lanes below V, of zero points in the next
+    __device__ __forceinline__ Copies(const Problem& p, int group, int first) {
+        const int lane = threadIdx.x % 32, chunk = copied_chunk(S::V, lane);
+        from = p.packed + (int64_t)(group * 64 + copied_row(S::V, lane, 0)) * p.columns + min(first + chunk * 16, p.columns - 16);
+        #pragma unroll
+        for (int i = 0; i < S::V / 4; ++i) to[i] = place(S::V, copied_row(S::V, lane, i), chunk);
+        x = p.x + group * 128 + lane * 8;
+        column = (lane < S::V ? p.scales : p.zeros) + (int64_t)group * p.columns + min(first + lane % S::V * 8, p.columns - 8);
+    }
+};
+
+// Stage `number` of a warp: 16 rows of packed, their 32 values of x, and with a group's last stage the group's scales and
+// zero points.
+template <class S> __device__ __forceinline__ void fetch(const Problem& p, typename S::Warp& s, const Copies<S>& lanes, int number) {
+    const int lane = threadIdx.x % 32, stage = number % S::DEEP, part = number % 4, group = number / 4 * S::PARTS;
+    const uint8_t* from = lanes.from + (int64_t)(group * 64 + part * 16) * p.columns;
+    #pragma unroll
+    for (int i = 0; i < S::V / 4; ++i)
+        copy_async(s.packed[stage] + lanes.to[i], from + (int64_t)(i * 64 / S::V) * p.columns);
+    if (lane < 4) copy_async(s.x[stage] + lane, lanes.x + group * 128 + part * 32);
+    if (part == 3 && lane < 2 * S::V)
+        copy_async((lane < S::V ? s.scales : s.zeros) + lane % S::V * 8, lanes.column + (int64_t)group * p.columns);
+}
+
+template <int V> struct Sums { float of[V / 4][4], total[4]; };  // of 4 columns a word, and of x; in lanes with t = 0
+
+template <int V> __device__ __forceinline__ void add_stage(Sums<V>& sums, const uint8_t* packed, const uint4* xs, u32 even, u32 odd) {
+    const int lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
+    const u32 ones = 0x3F803F80u;
+    const uint4 four = xs[t];
+    const u32 x[4] = {four.x, four.y, four.z, four.w};
+    #pragma unroll
+    for (int m = 0; m < 4; ++m) {
+        const uint8_t* from = packed + place(V, 4 * t + m, g * V / 16) + g * V % 16;
+        u32 word[4];
+        if constexpr (V == 16) *reinterpret_cast<uint4*>(word) = *reinterpret_cast<const uint4*>(from);
+        else *reinterpret_cast<uint2*>(word) = *reinterpret_cast<const uint2*>(from);
+        const u32 b0 = chosen(x[m], even), b1 = chosen(x[m], odd);
+        if (m % 2) multiply(sums.total, ones, ones, ones, ones, x[m - 1], x[m]);  // of all columns alike
+        #pragma unroll
+        for (int i = 0; i < V / 4; ++i) multiply(sums.of[i], pair(word[i]), pair(word[i] >> 8), pair(word[i] >> 4), pair(word[i] >> 12), b0, b1);
+    }
+}
+
+// s (sum - (128 + z) total) of four columns.
+__device__ __forceinline__ float4 scaled(const float (&sum)[4], float total, const __nv_bfloat16* scales, const __nv_bfloat16* zeros) {
+    const uint2 s = *reinterpret_cast<const uint2*>(scales), z = *reinterpret_cast<const uint2*>(zeros);
+    const u32 two_s[2] = {s.x, s.y}, two_z[2] = {z.x, z.y};
+    float y[4];
+    #pragma unroll
+    for (int d = 0; d < 4; ++d) {
+        const int column = column_of(d), shift = column % 2 ? 0 : 16;
+        const float scale = __uint_as_float(two_s[column / 2] << shift & 0xffff0000u), zero = __uint_as_float(two_z[column / 2] << shift & 0xffff0000u);
+        y[column] = scale * (sum[d] - (128.0f + zero) * total);
+    }
+    return make_float4(y[0], y[1], y[2], y[3]);
+}
+
+template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS) product(const Problem p) {
+    constexpr int V = S::V;
+    extern __shared__ __align__(128) uint8_t memory[];
+    typename S::Shared& shared = *reinterpret_cast<typename S::Shared*>(memory);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, g = lane / 4, rank = blockIdx.y;
+    const int first = blockIdx.x * S::TILE, part = rank * S::WARPS + warp;
+    const int groups = (p.groups - part + S::PARTS - 1) / S::PARTS;  // of this warp; 0 where there are few
+    const u32 even = chosen_bytes(0, g), odd = chosen_bytes(1, g), met = shared_address(&shared.met);
+    typename S::Warp& s = shared.warps[warp];
+    if (threadIdx.x == 0) {
+        bar_init(met, 1), bar_expect(met, S::PARTS * S::OWN * 4);
+        fence_init();
+    }
+    const Copies<S> lanes(p, part, first);
+    auto ask = [&](int number) {
+        if (number < 4 * groups) fetch<S>(p, s, lanes, number);
+        commit();
+    };
+    #pragma unroll 1
+    for (int number = 0; number < S::DEEP; ++number) ask(number);
+    cluster_arrive();  // this block runs: others may write into its memory
+    cluster_wait();
+    auto send_four = [&](int i, float4 v) {  // columns 4 i to 4 i + 3 of the lane, to the block that sums them up
+        const int at = g * V + 4 * i, block = at / S::OWN;
+        send(in_block(shared_address(shared.sums + part * S::PITCH + at % S::OWN), block), in_block(met, block), v);
+    };
+    #pragma unroll 1
+    for (int turn = 0; turn < groups; ++turn) {
+        Sums<V> sums = {};
+        #pragma unroll 1
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            const int number = 4 * turn + quarter, stage = number % S::DEEP;
+            wait_for_all_but<S::DEEP - 1>();
+            __syncwarp();
+            add_stage<V>(sums, s.packed[stage], s.x[stage], even, odd);
+            __syncwarp();
+            if (quarter < 3) ask(number + S::DEEP);
+        }
+        if (t == 0) {
+            float4 v[V / 4], (&before)[S::TILE / 4] = s.before;
+            #pragma unroll
+            for (int i = 0; i < V / 4; ++i) {
+                v[i] = scaled(sums.of[i], sums.total[0], s.scales + g * V + 4 * i, s.zeros + g * V + 4 * i);
+                if (turn) v[i] = plus(v[i], before[g * V / 4 + i]);
+            }
+            #pragma unroll
+            for (int i = 0; i < V / 4; ++i)
+                if (turn + 1 < groups) before[g * V / 4 + i] = v[i];
+                else send_four(i, v[i]);
+        }
+        __syncwarp();
+        ask(4 * turn + 3 + S::DEEP);
+    }
+    if (groups == 0 && t == 0)
+        for (int i = 0; i < V / 4; ++i) send_four(i, make_float4(0, 0, 0, 0));
+    bar_wait(met, 0);
+    const int own = threadIdx.x, column = first + rank * S::OWN + own;
+    if (own >= S::OWN || column >= p.columns) return;
+    float sum[4] = {};
+    #pragma unroll
+    for (int i = 0; i < S::PARTS; ++i) sum[i % 4] += shared.sums[i * S::PITCH + own];
+    p.y[column] = __float2bfloat16((sum[0] + sum[1]) + (sum[2] + sum[3]));
+}
+
+template <class S> int launch(const Problem& p, cudaStream_t stream) {
+    const dim3 grid((p.columns + S::TILE - 1) / S::TILE, S::SPLIT);
+    return start<product<S>, cudaSharedmemCarveoutMaxShared>(grid, S::SPLIT, S::THREADS, S::BYTES, stream, p);
+}
+
+}  // namespace one
+
+int one_row(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int, int columns, int depth, cudaStream_t s) {
+    using namespace one;
+    using Bf16 = __nv_bfloat16;
+    const one::Problem p = {(const uint8_t*)packed, (const Bf16*)x, (const Bf16*)scales, (const Bf16*)zeros, (Bf16*)y, columns, depth / 128};
+    return columns >= WIDE_FROM ? launch<Shape<WIDE>>(p, s) : launch<Shape<NARROW>>(p, s);
+}
+namespace few {  // 2 to 8 rows of x: mma of one warp
 
 // The two weights of byte j as bf16: 128 + low, 128 + high. `above` is the word shifted by four bits.
 template <int j> __device__ __forceinline__ u32 pair(u32 word, u32 above) {
@@ -159,17 +386,18 @@ template <int j> __device__ __forceinline__ u32 pair(u32 word, u32 above) {
     return both;
 }
 
+#define STREAM "ld.global.nc.L1::no_allocate"
 template <int WORDS> __device__ __forceinline__ void stream_in(u32 (&to)[WORDS], const uint8_t* from) {
     if constexpr (WORDS == 8) {
         u32 (&rest)[4] = *reinterpret_cast<u32 (*)[4]>(to + 4);
         stream_in(*reinterpret_cast<u32 (*)[4]>(to), from);
         stream_in(rest, from + 16);
     } else if constexpr (WORDS == 4)
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
+        asm volatile(STREAM ".v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(from));
     else if constexpr (WORDS == 2)
-        asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
+        asm volatile(STREAM ".v2.u32 {%0,%1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
     else
-        asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
+        asm volatile(STREAM ".u32 %0, [%1];" : "=r"(to[0]) : "l"(from));
 }
 
 __device__ __forceinline__ float low(u32 two) { return __uint_as_float(two << 16); }
@@ -193,7 +421,7 @@ template <int V> struct Weights {
 };
 
 // acc[pair of columns] += a group
-template <int V, bool ONE> __device__ __forceinline__ void add_group(float (&acc)[V / 2][4], const Weights<V>& w, const Problem& p, int group, int t, int g) {
+template <int V> __device__ __forceinline__ void add_group(float (&acc)[V / 2][4], const Weights<V>& w, const Problem& p, int group, int t, int g) {
     float sum[V / 2][4] = {}, total[4] = {};
     const u32 ones = 0x3F803F80u;
     #pragma unroll
@@ -218,74 +446,44 @@ template <int V, bool ONE> __device__ __forceinline__ void add_group(float (&acc
         const float s0 = low(w.s[i]), s1 = high(w.s[i]), z0 = 128.0f + low(w.z[i]), z1 = 128.0f + high(w.z[i]);
         acc[i][0] += s0 * (sum[i][0] - z0 * total[0]);
         acc[i][2] += s1 * (sum[i][2] - z1 * total[0]);
-        if (ONE) continue;  // one row of x: the other columns of D are not needed
         acc[i][1] += s0 * (sum[i][1] - z0 * total[1]);
         acc[i][3] += s1 * (sum[i][3] - z1 * total[1]);
     }
 }
 
-// A block has 8 V columns; its warps, and the SPLIT blocks of a cluster, share the groups of k.
-template <int V, bool ONE, int WARPS, int SPLIT> __global__ void __launch_bounds__(WARPS * 32) product(Problem p) {
-    constexpr int ROWS = ONE ? 1 : 8, WIDTH = 8 * V;
+// A block has 8 V columns; its warps share the groups of k.
+template <int V, int WARPS> __global__ void __launch_bounds__(WARPS * 32) product(Problem p) {
+    constexpr int ROWS = 8, WIDTH = 8 * V;
     extern __shared__ float parts[];  // WARPS x ROWS x WIDTH
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
-    const int first = blockIdx.x * WIDTH, column = min(first + g * V, p.columns - V), groups = p.depth / 128, step = WARPS * SPLIT;
+    const int first = blockIdx.x * WIDTH, column = min(first + g * V, p.columns - V), groups = p.depth / 128;
     float acc[V / 2][4] = {};
-    int group = blockIdx.y * WARPS + warp;
+    int group = warp;
     Weights<V> now, next;
     if (group < groups) now.load(p, group, t, column);
     while (group < groups) {
-        if (group + step < groups) next.load(p, group + step, t, column);
-        add_group<V, ONE>(acc, now, p, group, t, g);
+        if (group + WARPS < groups) next.load(p, group + WARPS, t, column);
+        add_group<V>(acc, now, p, group, t, g);
         now = next;
-        group += step;
+        group += WARPS;
     }
     float* mine = parts + warp * ROWS * WIDTH + g * V;
     #pragma unroll
     for (int i = 0; i < V / 2; ++i)
         #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const int row = 2 * t + j % 2;
-            if (row < ROWS) mine[row * WIDTH + 2 * i + j / 2] = acc[i][j];
-        }
+        for (int j = 0; j < 4; ++j) mine[(2 * t + j % 2) * WIDTH + 2 * i + j / 2] = acc[i][j];
     __syncthreads();
     const int count = min(ROWS, p.rows) * WIDTH;
     for (int at = threadIdx.x; at < count; at += WARPS * 32) {
         float sum = 0;
         #pragma unroll
         for (int w = 0; w < WARPS; ++w) sum += parts[w * ROWS * WIDTH + at];
-        if (SPLIT > 1) parts[at] = sum;
-        else if (first + at % WIDTH < p.columns) p.y[(int64_t)(at / WIDTH) * p.columns + first + at % WIDTH] = __float2bfloat16(sum);
-    }
-    if constexpr (SPLIT > 1) {
-        namespace cg = cooperative_groups;
-        cg::cluster_group cluster = cg::this_cluster();
-        cluster.sync();
-        for (int at = blockIdx.y * WARPS * 32 + threadIdx.x; at < count; at += SPLIT * WARPS * 32) {
-            float sum = 0;
-            #pragma unroll
-            for (int other = 0; other < SPLIT; ++other) sum += *cluster.map_shared_rank(parts + at, other);
-            if (first + at % WIDTH < p.columns) p.y[(int64_t)(at / WIDTH) * p.columns + first + at % WIDTH] = __float2bfloat16(sum);
-        }
-        cluster.sync();
+        if (first + at % WIDTH < p.columns) p.y[(int64_t)(at / WIDTH) * p.columns + first + at % WIDTH] = __float2bfloat16(sum);
     }
 }
 
-template <int V, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cudaStream_t stream) {
-    constexpr int BYTES = WARPS * (ONE ? 1 : 8) * 8 * V * 4;
-    auto kernel = product<V, ONE, WARPS, SPLIT>;
-    static bool told[DEVICES] = {};
-    MUST(may_use(kernel, BYTES, told));
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((p.columns + 8 * V - 1) / (8 * V), SPLIT);
-    config.blockDim = dim3(WARPS * 32);
-    config.dynamicSmemBytes = BYTES;
-    config.stream = stream;
-    cudaLaunchAttribute cluster[1];
-    cluster[0].id = cudaLaunchAttributeClusterDimension;
-    cluster[0].val.clusterDim.x = 1, cluster[0].val.clusterDim.y = SPLIT, cluster[0].val.clusterDim.z = 1;
-    config.attrs = cluster, config.numAttrs = SPLIT > 1;
-    return cudaLaunchKernelEx(&config, kernel, p);
+template <int V, int WARPS> int launch(const Problem& p, cudaStream_t stream) {
+    return start<product<V, WARPS>>(dim3((p.columns + 8 * V - 1) / (8 * V)), 1, WARPS * 32, WARPS * 8 * 8 * V * 4, stream, p);
 }
 
 }  // namespace few
@@ -293,9 +491,7 @@ template <int V, bool ONE, int WARPS, int SPLIT> int launch(const Problem& p, cu
 int few_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace few;
     const few::Problem p = {(const uint8_t*)packed, (const u32*)x, (const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth};
-    if (rows > 1) return launch<FEW_V, false, FEW_WARPS, FEW_SPLIT>(p, s);
-    if (columns >= WIDE_FROM) return launch<ONE_V, true, ONE_WARPS, ONE_SPLIT>(p, s);
-    return launch<NARROW_V, true, NARROW_WARPS, NARROW_SPLIT>(p, s);
+    return launch<FEW>(p, s);
 }
 
 namespace many {  // more rows: wgmma with unpacked weights as its operand in registers
@@ -306,17 +502,6 @@ constexpr u32 SHARED_BYTES = STAGES * STAGE_BYTES + 16 * STAGES + 1024;
 
 struct Problem { const u32 *scales, *zeros; __nv_bfloat16* y; int rows, columns, groups; };
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-__device__ __forceinline__ void bar_init(u32 bar, u32 count) { asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
-__device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) { asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory"); }
-__device__ __forceinline__ void bar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory"); }
-__device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
-    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(parity) : "memory");
-}
-__device__ __forceinline__ void load(u32 to, const CUtensorMap* map, u32 bar, int inner, int outer) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
-                 ::"r"(to), "l"(map), "r"(bar), "r"(inner), "r"(outer) : "memory");
-}
 __device__ __forceinline__ uint64_t descriptor(u32 address) {  // K-major rows of 128 bytes, 128-byte swizzle
     return (uint64_t)((address & 0x3FFFF) >> 4) | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
 }
@@ -347,7 +532,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     const int column = blockIdx.x * BN, row = blockIdx.y * BM;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, GROUPS_OF_COLUMNS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        fence_init();
     }
     __syncthreads();
     if (group == GROUPS_OF_COLUMNS) {
@@ -432,7 +617,7 @@ int map_of(CUtensorMap& map, int64_t data, CUtensorMapDataType type, int bytes, 
 
 namespace ring {  // 9 to 32 rows: weights and x by TMA through a ring, blocks of equal work
 
-// HD INDEX BEGIN: which byte lies where; tests/test_hard_deck_w4a16.py compiles these lines for the CPU
+// INDEX ring
 // A box in shared memory has rows of 128 bytes; TMA's 128-byte swizzle: 16 bytes go where their number XOR the row says.
 HD int swizzled(int row, int byte) { return row * 128 + (((byte >> 4) ^ (row & 7)) << 4) + (byte & 15); }
 // The byte rows of 16 of k (8 rows of packed) that lane t holds: k is permuted, and x comes alike.
@@ -441,10 +626,9 @@ HD int packed_row(int t, int second) { return 2 * t + second; }
 HD int x_row(int n) { return (n & 3) << 1 | n >> 2; }
 // Where in a tile of columns the V columns of a lane begin.
 HD int column_of(int v, int warp, int g) { return (warp * 8 + g) * v; }
-// The place among the sums in shared memory of column n of the sums; and back.
-HD int slot_of(int n) { return (n & 1) << 2 | n >> 1; }
-HD int column_in(int slot) { return (slot & 3) << 1 | slot >> 2; }
-// HD INDEX END
+// A byte of the sums of four columns that a block of the cluster sent: of `own` columns a line, from the start of its part.
+HD int sent_byte(int own, int line, int column) { return swizzled((line * own + column) / 32, (line * own + column) % 32 * 4); }
+// INDEX END
 
 struct Problem { const u32 *scales, *zeros; __nv_bfloat16* y; int rows, columns, groups, per_block; };
 
@@ -457,13 +641,14 @@ template <bool EXACT, int j> __device__ __forceinline__ u32 weights(u32 word, u3
 }
 
 // How a block works: NT eights of rows, V columns a lane, SPLIT blocks of a cluster share the groups, BLOCKS an SM.
-constexpr int TILE = 128, PITCH = TILE + 2;  // columns of a block; floats of a row of sums
+constexpr int TILE = 128;  // columns of a block
 template <int NT_, int V_, int SPLIT_, int STAGES_, int BLOCKS_> struct Shape {
     static constexpr int NT = NT_, V = V_, SPLIT = SPLIT_, DEEP = STAGES_, BLOCKS = BLOCKS_;
     static constexpr int MB = V / 2, CONSUMERS = TILE / (8 * V), THREADS = (CONSUMERS + 1) * 32, ROWS = 8 * NT;
     static constexpr u32 PANEL = ROWS * 128, X_BYTES = 2 * PANEL, W_BYTES = 8192, STAGE = X_BYTES + W_BYTES;
-    static constexpr u32 SHARED_BYTES = DEEP * STAGE + 16 * DEEP + 1024;
-    static_assert(ROWS * PITCH * 4 <= DEEP * STAGE, "the sums take the place of the ring");
+    static constexpr u32 SHARED_BYTES = DEEP * STAGE + 16 * DEEP + 8 + 1024;
+    static constexpr int OWN = TILE / SPLIT;  // columns that a block sums up
+    static_assert(ROWS * TILE * 4 <= STAGE && TILE % SPLIT == 0 && OWN % V == 0, "sent sums take the place of a stage");
     static_assert(SHARED_BYTES * BLOCKS + 1024 * (BLOCKS - 1) <= 232448 && SPLIT <= 8 && THREADS <= 1024, "a block must fit");
     static_assert(X_BYTES % 1024 == 0, "boxes begin at multiples of 1024 bytes");
 };
@@ -540,7 +725,7 @@ template <bool EXACT, class S> __device__ __forceinline__ void add_group(float (
         #pragma unroll
         for (int m = 0; m < S::MB; ++m)
             #pragma unroll
-            for (int n = 0; n < S::NT; ++n) few::multiply(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n].x, b[n].y);
+            for (int n = 0; n < S::NT; ++n) multiply(acc[m][n], a[m][0], a[m][1], a[m][2], a[m][3], b[n].x, b[n].y);
     }
 }
 
@@ -548,51 +733,60 @@ template <class S> __device__ __forceinline__ void produce(const CUtensorMap* w_
     for (int n = 0; n < count; ++n) {
         const int stage = n % S::DEEP;
         const u32 bar = full + 8 * stage, at = ring + stage * S::STAGE;
-        many::bar_wait(empty + 8 * stage, (n / S::DEEP & 1) ^ 1);
-        many::bar_expect(bar, S::STAGE);
-        many::load(at + S::X_BYTES, w_map, bar, column, (from + n) * 64);
-        for (int i = 0; i < 2; ++i) many::load(at + i * S::PANEL, x_map, bar, (from + n) * 128 + 64 * i, 0);
+        bar_wait(empty + 8 * stage, (n / S::DEEP & 1) ^ 1);
+        bar_expect(bar, S::STAGE);
+        load(at + S::X_BYTES, w_map, bar, column, (from + n) * 64);
+        for (int i = 0; i < 2; ++i) load(at + i * S::PANEL, x_map, bar, (from + n) * 128 + 64 * i, 0);
     }
 }
 
-__device__ __forceinline__ void store_pair(const Problem& p, int first, int at, float2 sum) {
-    const int line = at / (TILE / 2), column = first + at % (TILE / 2) * 2;
-    const int row = line / 8 * 8 + x_row(column_in(line % 8));
-    if (row < p.rows && column < p.columns) *reinterpret_cast<__nv_bfloat162*>(p.y + (int64_t)row * p.columns + column) = __floats2bfloat162_rn(sum.x, sum.y);
-}
-
-// The sums of the blocks of a cluster, added and stored.
-template <class S> __device__ __forceinline__ void add_up(const Problem& p, float* parts, int first) {
-    constexpr int PAIRS = S::ROWS * TILE / 2;
-    auto place = [&](int at) { return parts + at / (TILE / 2) * PITCH + at % (TILE / 2) * 2; };
-    cooperative_groups::cluster_group cluster = cooperative_groups::this_cluster();
-    cluster.sync();
-    for (int at = blockIdx.y * S::THREADS + threadIdx.x; at < PAIRS; at += S::SPLIT * S::THREADS) {
-        float2 sum = make_float2(0, 0);
+// Each block of the cluster sums up its own columns. They are sent into `place`, a stage that all blocks have left.
+template <class S> __device__ __forceinline__ void send_sums(const float (&acc)[S::MB][S::NT][4], u32 place, u32 met, int column, int t) {
+    const u32 there = in_block(place + blockIdx.y * S::ROWS * S::OWN * 4, column / S::OWN), met_there = in_block(met, column / S::OWN);
+    #pragma unroll
+    for (int m = 0; m < S::MB; m += 2)
         #pragma unroll
-        for (int other = 0; other < S::SPLIT; ++other) {
-            const float2 more = *reinterpret_cast<float2*>(cluster.map_shared_rank(place(at), other));
-            sum.x += more.x, sum.y += more.y;
-        }
-        store_pair(p, first, at, sum);
+        for (int n = 0; n < S::NT; ++n)
+            #pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const float (&left)[4] = acc[m][n], (&right)[4] = acc[m + 1][n];
+                const u32 byte = sent_byte(S::OWN, 8 * n + 2 * t + j, column % S::OWN + 2 * m);
+                send(there + byte, met_there, make_float4(left[j], left[2 + j], right[j], right[2 + j]));
+            }
+}
+
+template <class S> __device__ __forceinline__ void add_up(const Problem& p, const uint8_t* place, int first) {
+    for (int at = threadIdx.x; at < S::ROWS * S::OWN / 4; at += S::THREADS) {
+        const int line = at / (S::OWN / 4), own = at % (S::OWN / 4) * 4;
+        float4 sum = make_float4(0, 0, 0, 0);
+        #pragma unroll
+        for (int other = 0; other < S::SPLIT; ++other)
+            sum = plus(sum, *reinterpret_cast<const float4*>(place + other * S::ROWS * S::OWN * 4 + sent_byte(S::OWN, line, own)));
+        const int row = line / 8 * 8 + x_row(line % 8), column = first + blockIdx.y * S::OWN + own;
+        if (row >= p.rows || column >= p.columns) continue;
+        __nv_bfloat162* y = reinterpret_cast<__nv_bfloat162*>(p.y + (int64_t)row * p.columns + column);
+        y[0] = __floats2bfloat162_rn(sum.x, sum.y), y[1] = __floats2bfloat162_rn(sum.z, sum.w);
     }
-    cluster.sync();
 }
 
 template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
     product(const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap x_map, Problem p) {
     extern __shared__ uint8_t memory[];
-    const u32 ring = (many::shared_address(memory) + 1023) & ~1023u, full = ring + S::DEEP * S::STAGE, empty = full + 8 * S::DEEP;
-    uint8_t* stages = memory + (ring - many::shared_address(memory));
+    const u32 ring = (shared_address(memory) + 1023) & ~1023u, full = ring + S::DEEP * S::STAGE, empty = full + 8 * S::DEEP, met = empty + 8 * S::DEEP;
+    uint8_t* stages = memory + (ring - shared_address(memory));
     const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, t = lane % 4, g = lane / 4;
     const int first = blockIdx.x * TILE, column = min(first + column_of(S::V, warp, g), p.columns - S::V);
     const int from = blockIdx.y * p.per_block, count = max(0, min(p.per_block, p.groups - from));
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::DEEP; ++i) many::bar_init(full + 8 * i, 1), many::bar_init(empty + 8 * i, S::CONSUMERS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int i = 0; i < S::DEEP; ++i) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, S::CONSUMERS);
+        bar_init(met, 1), bar_expect(met, S::ROWS * TILE * 4);
+        fence_init();
     }
     __syncthreads();
+    // The stage that a block of full length leaves first, and the group with which this block does. -1: it never enters it.
+    const int left = p.per_block % S::DEEP, last = count > left ? count - 1 - (count - 1 - left) % S::DEEP : -1;
     float acc[S::MB][S::NT][4] = {};
+    if (last < 0 || warp == S::CONSUMERS) cluster_arrive();  // others may write into that stage
     if (warp == S::CONSUMERS) {
         if (lane == 0) produce<S>(&w_map, &x_map, ring, full, empty, first, from, count);
         __syncwarp();
@@ -604,45 +798,27 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             const int stage = n % S::DEEP;
             const bool exact = c.spread();
             if (n + 1 < count) c.load(p, from + n + 1, column);
-            many::bar_wait(full + 8 * stage, n / S::DEEP & 1);
+            bar_wait(full + 8 * stage, n / S::DEEP & 1);
             if (exact) add_group<true, S>(acc, stages + stage * S::STAGE, at, c);
             else add_group<false, S>(acc, stages + stage * S::STAGE, at, c);
             __syncwarp();
-            if (lane == 0) many::bar_arrive(empty + 8 * stage);
+            if (lane == 0) bar_arrive(empty + 8 * stage);
+            if (n == last) cluster_arrive();
         }
     }
-    __syncthreads();  // the ring is empty: sums take its place
-    float* parts = reinterpret_cast<float*>(stages);
-    if (warp < S::CONSUMERS)
-        #pragma unroll
-        for (int m = 0; m < S::MB; ++m)
-            #pragma unroll
-            for (int n = 0; n < S::NT; ++n)
-                #pragma unroll
-                for (int j = 0; j < 2; ++j) {
-                    float* to = parts + (n * 8 + slot_of(2 * t + j)) * PITCH + column_of(S::V, warp, g) + 2 * m;
-                    *reinterpret_cast<float2*>(to) = make_float2(acc[m][n][j], acc[m][n][2 + j]);
-                }
-    add_up<S>(p, parts, first);
+    cluster_wait();
+    if (warp < S::CONSUMERS) send_sums<S>(acc, ring + left * S::STAGE, met, column_of(S::V, warp, g), t);
+    bar_wait(met, 0);
+    add_up<S>(p, stages + left * S::STAGE, first);
 }
 
 template <class S> int launch(int64_t x, int64_t packed, Problem p, int depth, cudaStream_t stream) {
-    static bool told[DEVICES] = {};
     CUtensorMap x_map, w_map;
     MUST(many::map_of(w_map, packed, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, depth / 2, p.columns, 64, 128, CU_TENSOR_MAP_SWIZZLE_128B));
     MUST(many::map_of(x_map, x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, p.rows, depth, S::ROWS, 64, CU_TENSOR_MAP_SWIZZLE_128B));
-    MUST(may_use(product<S>, S::SHARED_BYTES, told));
     p.per_block = (p.groups + S::SPLIT - 1) / S::SPLIT;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((p.columns + TILE - 1) / TILE, S::SPLIT);
-    config.blockDim = dim3(S::THREADS);
-    config.dynamicSmemBytes = S::SHARED_BYTES;
-    config.stream = stream;
-    cudaLaunchAttribute cluster[1];
-    cluster[0].id = cudaLaunchAttributeClusterDimension;
-    cluster[0].val.clusterDim.x = 1, cluster[0].val.clusterDim.y = S::SPLIT, cluster[0].val.clusterDim.z = 1;
-    config.attrs = cluster, config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, product<S>, w_map, x_map, p);
+    const dim3 grid((p.columns + TILE - 1) / TILE, S::SPLIT);
+    return start<product<S>>(grid, S::SPLIT, S::THREADS, S::SHARED_BYTES, stream, w_map, x_map, p);
 }
 
 }  // namespace ring
@@ -655,20 +831,17 @@ int some_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t 
 
 int many_rows(int64_t x, int64_t packed, int64_t scales, int64_t zeros, int64_t y, int rows, int columns, int depth, cudaStream_t s) {
     using namespace many;
-    static bool told[DEVICES] = {};
     CUtensorMap x_map, w_map;
     MUST(map_of(x_map, x, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, rows, depth, BM, 64, CU_TENSOR_MAP_SWIZZLE_128B));
     MUST(map_of(w_map, packed, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, depth / 2, columns, 64, PITCH, CU_TENSOR_MAP_SWIZZLE_NONE));
     const many::Problem p = {(const u32*)scales, (const u32*)zeros, (__nv_bfloat16*)y, rows, columns, depth / 128};
-    MUST(may_use(product_kernel, SHARED_BYTES, told));
-    product_kernel<<<dim3((columns + BN - 1) / BN, (rows + BM - 1) / BM), THREADS, SHARED_BYTES, s>>>(x_map, w_map, p);
-    return cudaGetLastError();
+    return start<product_kernel>(dim3((columns + BN - 1) / BN, (rows + BM - 1) / BM), 1, THREADS, SHARED_BYTES, s, x_map, w_map, p);
 }
 
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {  // x, packed, scales, zeros, y, rows, columns, depth, stream
     long long a[9];
     for (int i = 0; i < 9; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    auto* chosen = a[5] > 32 ? many_rows : a[5] > 8 ? some_rows : few_rows;
+    auto* chosen = a[5] > 32 ? many_rows : a[5] > 8 ? some_rows : a[5] > 1 ? few_rows : one_row;
     return PyLong_FromLong(chosen(a[0], a[1], a[2], a[3], a[4], int(a[5]), int(a[6]), int(a[7]), (cudaStream_t)a[8]));
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
