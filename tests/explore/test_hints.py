@@ -78,12 +78,37 @@ def test_a_hint_of_the_source_gives_way_to_others_and_to_none(entries):
 
 
 def test_a_variant_that_changes_nothing_is_left_out(entries):
-    found = hints.with_variants(entries('left = right = tl.load(x, eviction_policy="evict_last")'))
+    found = hints.with_variants(entries("left = right = tl.load(x, eviction_policy='evict_last')"))
     assert [one.name for one in found] == ["k", "k[loads=evict_first]", "k[loads=none]"]
 
 
+def test_two_names_of_one_program_are_one_variant(entries):
+    found = hints.with_variants(entries("left, right = tl.load(x, eviction_policy='evict_last'), tl.load(y)"))
+    assert [one.name for one in found] == [
+        *(
+            "k",
+            "k[loads=evict_last]",
+            "k[loads=evict_first]",
+            "k[loads=none]",
+        )  # load(y)=evict_last is the first of them
+    ]
+
+
+def test_lines_keep_their_numbers_where_a_hint_goes_over_two(entries):
+    body = 'größe = 1; left = right = tl.load(x, eviction_policy=("evict_"\n        "first"), other=0.0)'
+    for one in hints.with_variants(entries(body))[1:]:
+        assert one.source.count("\n") == entries(body)[0].source.count("\n")
+        compile(one.source, "k.py", "exec")
+
+
 LEFT_AS_THEY_ARE = [
-    *("tl.load(x, eviction_policy=n)", "tl.load(x, volatile=True)", "tl.load(x, **more)", "tl.load(*more)"),
+    *(
+        "tl.load(x, eviction_policy=n)",
+        "tl.load(x, other='0', eviction_policy=None)",
+        "tl.load(x, volatile=True)",
+        "tl.load(x, **more)",
+        "tl.load(*more)",
+    ),
     *('tl.load(x, cache_modifier=".cg")', "tl.load(x, 1, 0, (), '', '.cg')", "tl.load(mask=n)"),
     *("tl.load(x, 1, 0, (), '', '.cg', '')", "descriptor.load([at])", "torch.load(x)", "load(x)", "tl.load()"),
 ]

@@ -105,3 +105,26 @@ def test_an_example_of_the_page_is_judged_as_it_says(interpreter, tmp_path, name
         own = "LAYOUTS" not in reference
         found = judge(interpreter, tmp_path, bare, kernel_of(reference, *right), only_these_shapes=own)
         assert found["status"] == "WRONG_VALUES"
+
+
+def test_a_tie_may_stand_where_the_reference_leaves_an_index_as_it_was(interpreter, tmp_path):
+    reference = """import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, scores, out):
+        out.copy_(scores.argmax(-1))
+
+
+def get_inputs(*, rows=30, words=6):
+    return [torch.randint(0, 3, (rows, words)).float(), torch.zeros(rows, dtype=torch.int32)]
+
+
+MUTATES = ("out",)
+COMPARE = {"out": {"ties": "scores"}}
+"""
+    last = ("scores.argmax(-1)", "scores.shape[-1] - 1 - scores.flip(-1).argmax(-1)")
+    assert judge(interpreter, tmp_path, reference, kernel_of(reference, last))["status"] == "OK"
+    least = ("scores.argmax(-1)", "scores.argmin(-1)")
+    assert judge(interpreter, tmp_path, reference, kernel_of(reference, least))["status"] == "WRONG_VALUES"

@@ -126,6 +126,8 @@ def products(x, weight):
         ([0, 1], {}, True),
         ([2, 1], {}, True),  # a tie of the computed scores
         ([3, 1], {"atol": 1e-3}, True),
+        ([3, 1], {"rtol": 2**-12}, True),  # 3 - 2^-11 for 3
+        ([3, 1], {"rtol": 2**-13}, False),
         ([3, 1], {}, False),
         ([1, 1], {"atol": 1e-3}, False),
         ([4, 1], {"atol": 1e-3}, False),
@@ -136,9 +138,24 @@ def test_ties_of_scores_that_a_function_computes(indices, modes, expected):
     assert right(torch.tensor(indices), torch.tensor([0, 1]), {"ties": products, **modes}, [x, weight]) == expected
 
 
+def test_a_function_of_scores_gets_the_inputs_that_it_names():
+    indices = torch.tensor([2, 1])
+    assert right(indices, torch.tensor([0, 1]), {"ties": lambda scores: scores}, [SCORES, torch.ones(2)])
+    assert right(indices, torch.tensor([0, 1]), {"ties": torch.add}, [SCORES, torch.ones(2, 1)])  # it tells no names
+
+
+@pytest.mark.parametrize("low", [-float("inf"), float("nan")])
+def test_an_infinite_score_allows_no_other_and_the_same_index_is_right(low):
+    scores = torch.tensor([[low, 0.0], [1.0, 2.0]])
+    modes = {"ties": "scores", "rtol": 0.5}
+    assert right(torch.tensor([0, 1]), torch.tensor([0, 1]), modes, [scores])
+    assert not right(torch.tensor([1, 1]), torch.tensor([0, 1]), modes, [scores])
+
+
 @pytest.mark.parametrize(
     ("scores", "why"),
     [
+        (lambda scores: scores[:, :1], "the reference's own indices reach beyond the last dimension of scores of"),
         (lambda x: x.tolist(), "needs an output of whole numbers and a tensor of scores"),
         (lambda x: x[:, :, None], "do not point along the last dimension"),
         (lambda x: x.no_such_thing, "`ties` in COMPARE raises AttributeError"),

@@ -24,71 +24,18 @@ _MMA = (
     '{%128, %129, %130, %131}, %132, 1, 1, 1, 0;\\n" : ' + _OUT + ' : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));\n}\n'
 )
 
-_MMA += (
-    "__device__ __forceinline__ void mma_ss(float (&d)[128], uint64_t a, uint64_t b) {\n"
-    '  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {' + _D + '}, '
-    '%128, %129, 1, 1, 1, 0, 0;\\n" : ' + _OUT + ' : "l"(a), "l"(b));\n}\n'
-)
-
 _SOURCE = r"""
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <cuda_bf16.h>
 #include <stdint.h>
-#include <stdio.h>
 
-#ifndef CL
-#define CL 2
-#endif
-#ifndef EPI
-#define EPI 1
-#endif
-#ifndef GS
-#define GS 16
-#endif
-#ifndef DUP
-#define DUP 1
-#endif
-#ifndef UMIN
-#define UMIN 1
-#endif
-#ifndef IL
-#define IL 1
-#endif
-#ifndef STAGES
-#define STAGES 5
-#endif
-#ifndef SIGL
-#define SIGL 1
-#endif
-#ifndef SS
-#define SS 0
-#endif
-#ifndef PREG
-#define PREG 24
-#endif
-#ifndef CREG
-#define CREG 240
-#endif
-#ifndef DIAG
-#define DIAG 0
-#endif
-#ifndef GUARD
-#define GUARD 0
-#endif
-#ifndef PROF
-#define PROF 0
-#endif
-#if PROF
-#define STAMP(i) { const uint32_t c_ = clock32(); prof[i] += c_ - stamp; stamp = c_; }
-#else
-#define STAMP(i)
-#endif
 
-constexpr int K = 256, BN = 256, STAGE = BN * 128, XBYTES = 64 * K * 2, XBUFS = SS ? 2 : 1, THREADS = 384;
-constexpr int X_AT = STAGES * STAGE, BIAS_AT = X_AT + XBYTES * XBUFS, BIAS_BYTES = BN * 4 * (DUP + 1), BAR_AT = BIAS_AT + 2 * BIAS_BYTES;
+constexpr int CL = 2, GS = 16, STAGES = 5, PREG = 24, CREG = 240;  // CTAs of a cluster, columns of a search, stages, registers
+constexpr int K = 256, BN = 256, STAGE = BN * 128, XBYTES = 64 * K * 2, THREADS = 384;
+constexpr int X_AT = STAGES * STAGE, BIAS_AT = X_AT + XBYTES, BIAS_BYTES = BN * 4, BAR_AT = BIAS_AT + 2 * BIAS_BYTES;
 constexpr int NBAR = 2 * STAGES + 4 + 4, SMEM = BAR_AT + NBAR * 8;
-constexpr int SCRATCH_SLOTS = 1024;  // words of 8 bytes before the biases: the counter, and diagnostics
+constexpr int SCRATCH_SLOTS = 1024;  // words of 8 bytes before the biases: the counter, and from 16 on the times of each CTA
 
 __device__ __forceinline__ uint32_t smem_of(const void* p) { return (uint32_t)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void bar_init(uint32_t b, int n) {
@@ -110,34 +57,21 @@ __device__ __forceinline__ bool bar_try(uint32_t b, int parity) {
                : "=r"(ok) : "r"(b), "r"(parity) : "memory");
   return ok;
 }
-__device__ __forceinline__ void bar_wait(uint32_t b, int parity, int tag) {
-#if GUARD
-  int n = 0;
-  while (!bar_try(b, parity)) if (++n > 2000000) { printf("stuck tag %d cta %d thread %d parity %d\n", tag, blockIdx.x, threadIdx.x, parity); __trap(); }
-#else
+__device__ __forceinline__ void bar_wait(uint32_t b, int parity) {
   while (!bar_try(b, parity)) {}
-#endif
 }
 __device__ __forceinline__ void sync_named(int id, int n) { asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(n) : "memory"); }
 __device__ __forceinline__ void arrive_named(int id, int n) { asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(n) : "memory"); }
 __device__ __forceinline__ void cluster_sync() {
-#if CL > 1
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
-#else
-  __syncthreads();
-#endif
 }
 __device__ __forceinline__ void tma(uint32_t to, const CUtensorMap* m, int c0, int c1, uint32_t bar) {
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                :: "r"(to), "l"(m), "r"(c0), "r"(c1), "r"(bar) : "memory");
 }
 __device__ __forceinline__ void tma_all(uint32_t to, const CUtensorMap* m, int c0, int c1, uint32_t bar) {
-#if CL > 1
   asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;"
                :: "r"(to), "l"(m), "r"(c0), "r"(c1), "r"(bar), "h"((uint16_t)((1 << CL) - 1)) : "memory");
-#else
-  tma(to, m, c0, c1, bar);
-#endif
 }
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* m, int c0, int c1) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" :: "l"(m), "r"(c0), "r"(c1) : "memory");
@@ -147,21 +81,15 @@ __device__ __forceinline__ void wg_commit() { asm volatile("wgmma.commit_group.s
 template <int N> __device__ __forceinline__ void wg_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N) : "memory"); }
 // the start of a quarter of the sums: minus half the square of their codes
 __device__ __forceinline__ void start_sums(float (&acc)[128], int j, uint32_t bs) {
-#if DUP
-  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(acc[4 * j]), "=f"(acc[4 * j + 1]), "=f"(acc[4 * j + 2]), "=f"(acc[4 * j + 3]) : "r"(bs + j * 64));
-#else
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(acc[4 * j]), "=f"(acc[4 * j + 1]) : "r"(bs + j * 32));
   acc[4 * j + 2] = acc[4 * j]; acc[4 * j + 3] = acc[4 * j + 1];
-#endif
 }
 MMA_HERE
-__device__ __forceinline__ uint32_t clock32() { uint32_t c; asm volatile("mov.u32 %0, %%clock;" : "=r"(c) :: "memory"); return c; }
 __device__ __forceinline__ float square2(uint32_t u, float s) {
   float lo = __uint_as_float(u << 16), hi = __uint_as_float(u & 0xffff0000u);
   return fmaf(hi, hi, fmaf(lo, lo, s));
 }
 
-#if UMIN
 // of negative floats the greatest has the least bits; a result without the sign bit says that not all are negative
 template <int N> __device__ __forceinline__ uint32_t least_bits(const uint32_t (&v)[N]) {
   if constexpr (N == 1) return v[0];
@@ -175,7 +103,6 @@ template <int N> __device__ __forceinline__ uint32_t least_bits(const uint32_t (
     return least_bits<M>(w);
   }
 }
-#endif
 template <int N> __device__ __forceinline__ float greatest(const float (&v)[N]) {
   if constexpr (N == 1) return v[0];
   else {
@@ -186,9 +113,7 @@ template <int N> __device__ __forceinline__ float greatest(const float (&v)[N]) 
   }
 }
 
-#if CL > 1
 __cluster_dims__(CL, 1, 1)
-#endif
 __global__ __launch_bounds__(THREADS, 1) void
 vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap mc, const uint4* __restrict__ codes,
    unsigned long long* scratch, float* bias, unsigned long long* slots, long long* index, float* least,
@@ -196,22 +121,16 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
   extern __shared__ __align__(1024) unsigned char raw[];
   const uint32_t base = smem_of(raw);
   const int warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
-#if CL > 1
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-#else
-  const uint32_t rank = 0;
-#endif
   const int cluster = blockIdx.x / CL, clusters = gridDim.x / CL;
   const long long total = (long long)blocks * tiles;
   const int u0 = (int)(total * cluster / clusters), u1 = (int)(total * (cluster + 1) / clusters);
   auto full = [&](int s) { return base + BAR_AT + 8 * s; };
   auto empty = [&](int s) { return base + BAR_AT + 8 * (STAGES + s); };
   const uint32_t xfull = base + BAR_AT + 8 * 2 * STAGES, xempty = xfull + 16, bfull = xfull + 32, bempty = bfull + 16;
-#if DIAG
   long long c0 = clock64(), g0;
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(g0));
-#endif
   if (threadIdx.x == 0) {
     if (base & 1023) __trap();
     for (int s = 0; s < STAGES; s++) { bar_init(full(s), 1); bar_init(empty(s), 8 * CL); }
@@ -230,7 +149,7 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
         for (int u = u0; u < u1; u++) {
           #pragma unroll 1
           for (int k = 0; k < 4; k++) {
-            bar_wait(empty(s), phase, 1);
+            bar_wait(empty(s), phase);
             bar_expect(full(s), STAGE);
             tma_all(base + s * STAGE + rank * (STAGE / CL), &mc, k * 64, t * BN + rank * (BN / CL), full(s));
             if (++s == STAGES) { s = 0; phase ^= 1; }
@@ -245,12 +164,11 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
           const int row = (b * CL + rank) * 128;
           #pragma unroll 1
           for (int w = 0; w < 2; w++) {
-            bar_wait(xempty + (SS ? 8 * w : 0), phase, 2);
-            if (!SS || w) phase ^= 1;
+            bar_wait(xempty, phase);
+            phase ^= 1;
             bar_expect(xfull + 8 * w, XBYTES);
-            for (int k = 0; k < 4; k++) tma(base + X_AT + (SS ? w * XBYTES : 0) + k * 8192, &mx, k * 64, row + w * 64, xfull + 8 * w);
-            if (SS) { if (b < (u1 - 1) / tiles) for (int k = 0; k < 4; k++) tma_prefetch(&mx, k * 64, row + CL * 128 + w * 64); }
-            else if (w == 0) for (int k = 0; k < 4; k++) tma_prefetch(&mx, k * 64, row + 64);
+            for (int k = 0; k < 4; k++) tma(base + X_AT + k * 8192, &mx, k * 64, row + w * 64, xfull + 8 * w);
+            if (w == 0) for (int k = 0; k < 4; k++) tma_prefetch(&mx, k * 64, row + 64);
           }
         }
       }
@@ -267,10 +185,10 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
         int n = 0, t = u0 % tiles;
         for (int u = u0; u <= u1; u++, n++) {  // one more than there are tiles: the sums are started once too often
           const int s = n & 1;
-          bar_wait(bempty + 8 * s, ((n >> 1) & 1) ^ 1, 3);
+          bar_wait(bempty + 8 * s, ((n >> 1) & 1) ^ 1);
           bar_expect(bfull + 8 * s, BIAS_BYTES);
           asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                       :: "r"(base + BIAS_AT + s * BIAS_BYTES), "l"(bias + t * BN * (DUP + 1)), "r"(BIAS_BYTES), "r"(bfull + 8 * s) : "memory");
+                       :: "r"(base + BIAS_AT + s * BIAS_BYTES), "l"(bias + t * BN), "r"(BIAS_BYTES), "r"(bfull + 8 * s) : "memory");
           if (++t == tiles) t = 0;
         }
       }
@@ -293,12 +211,7 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
           if (lane == i) mine = s;
         }
         mine *= -0.5f;
-#if DUP
-        const float other = __shfl_xor_sync(~0u, mine, 1);
-        if (lane < 16) ((float2*)bias)[first + wq * 16 + lane] = lane & 1 ? make_float2(other, mine) : make_float2(mine, other);
-#else
         if (lane < 16) bias[first + wq * 16 + lane] = mine;
-#endif
       }
       asm volatile("fence.proxy.async.global;" ::: "memory");
       __threadfence();
@@ -310,10 +223,6 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
     for (int j = 0; j < 128; j++) acc[j] = 0.f;
     uint32_t a[64];
     int s = 0, phase = 0, n = 0;
-    const uint64_t desca = ((uint64_t)1 << 62) | ((uint64_t)64 << 32) | ((uint64_t)1 << 16) | ((base + X_AT + w * XBYTES) >> 4);
-#if PROF
-    uint32_t prof[5] = {0, 0, 0, 0, 0}, stamp = clock32();
-#endif
     const uint64_t desc0 = ((uint64_t)1 << 62) | ((uint64_t)64 << 32) | ((uint64_t)1 << 16) | (base >> 4);
     int seg = 0;
     #pragma unroll 1
@@ -321,9 +230,9 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
       const int b = u / tiles, t0 = u - b * tiles, t1 = min(tiles, t0 + u1 - u);
       u += t1 - t0;
       {
-        bar_wait(xfull + 8 * w, seg, 4);
+        bar_wait(xfull + 8 * w, seg);
         const int r = wq * 16 + (lane & 15), hi = lane >> 4;
-        const uint32_t at = base + X_AT + (SS ? w * XBYTES : 0) + r * 128;
+        const uint32_t at = base + X_AT + r * 128;
         #pragma unroll
         for (int k = 0; k < 16; k++)
           asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -333,31 +242,26 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
       float xs[2] = {0.f, 0.f};
       #pragma unroll
       for (int k = 0; k < 64; k++) xs[k & 1] = square2(a[k], xs[k & 1]);
-#if !SS
       // the fragments must have arrived before the buffer is given back: a use that the arrival cannot overtake
       asm volatile("{\n.reg .pred p;\nsetp.eq.f32 p, %0, %1;\n@p nanosleep.u32 1;\n}" :: "f"(xs[0] + xs[1]), "f"(-1.f) : "memory");
       __syncwarp();
       if (lane == 0) bar_arrive(xempty);
-#endif
       float best[2] = {-INFINITY, -INFINITY}, thr[2] = {-INFINITY, -INFINITY};
       uint32_t key[2] = {~0u, ~0u};
       int besti[2] = {0, 0};
       #pragma unroll 1
       for (int t = t0; t < t1; t++, n++) {
-        STAMP(4)
         sync_named(1 + w, 256);
-        STAMP(0)
         int last = 0;
         #pragma unroll
         for (int k = 0; k < 4; k++) {
-          bar_wait(full(s), phase, 6);
+          bar_wait(full(s), phase);
           wg_fence();
           const uint64_t d = desc0 + s * (STAGE >> 4);
           #pragma unroll
           for (int kk = 0; kk < 4; kk++) {
-            if (SS) mma_ss(acc, desca + k * 512 + kk * 2, d + kk * 2);
-            else mma(acc, a + (k * 4 + kk) * 4, d + kk * 2);
-            if (SIGL && k == 3 && kk == 3 - SIGL) wg_commit();
+            mma(acc, a + (k * 4 + kk) * 4, d + kk * 2);
+            if (k == 3 && kk == 2) wg_commit();  // the last product alone: the other group gets its turn as it starts
           }
           wg_commit();
           if (k) {
@@ -368,121 +272,26 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
           if (++s == STAGES) { s = 0; phase ^= 1; }
         }
         arrive_named(2 - w, 256);
-        STAMP(1)
         wg_wait<0>();
         if (lane < CL) bar_arrive_at(empty(last), lane);
         #pragma unroll
         for (int j = 0; j < 128; j++) asm volatile("" : "+f"(acc[j]) :: "memory");
-        STAMP(2)
         if (n == 0) {  // the first time the squares are not known at the start
-          bar_wait(bfull, 0, 7);
+          bar_wait(bfull, 0);
           #pragma unroll
           for (int j = 0; j < 32; j++) {
             float2 v;
-            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(base + BIAS_AT + (q + j * 4) * (8 * (DUP + 1))));
+            asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(base + BIAS_AT + (q + j * 4) * 8));
             acc[4 * j] += v.x; acc[4 * j + 1] += v.y; acc[4 * j + 2] += v.x; acc[4 * j + 3] += v.y;
           }
         }
         __syncwarp();
         if (n && lane == 0) bar_arrive(bempty + 8 * (n & 1));  // the sums of this tile have been started
         const int next = (n + 1) & 1;
-        const uint32_t bs = base + BIAS_AT + next * BIAS_BYTES + q * (8 * (DUP + 1));
+        const uint32_t bs = base + BIAS_AT + next * BIAS_BYTES + q * 8;
         const int col = t * BN + 2 * q;
         constexpr int G = 64 / GS;
-#define AT(i, h, j) acc[(i) * GS * 2 + 2 * (h) + ((j) >> 1) * 4 + ((j) & 1)]
-#if EPI == 3 || EPI == 4
-        uint32_t m[2][G];
-        #pragma unroll
-        for (int i = 0; i < G; i++)
-          #pragma unroll
-          for (int h = 0; h < 2; h++) {
-            uint32_t bits[GS];
-            #pragma unroll
-            for (int j = 0; j < GS; j++) bits[j] = __float_as_uint(AT(i, h, j));
-            m[h][i] = least_bits<GS>(bits);
-          }
-#endif
-#if EPI == 3  // as EPI 1, all maxima first
-        if (IL) bar_wait(bfull + 8 * next, ((n + 1) >> 1) & 1, 5);
-        #pragma unroll
-        for (int i = 0; i < G; i++) {
-          if (m[0][i] < key[0] || m[1][i] < key[1]) {
-            #pragma unroll
-            for (int h = 0; h < 2; h++)
-              if (m[h][i] < key[h]) {
-                float top = __uint_as_float(m[h][i]);
-                if (__builtin_expect((int)m[h][i] >= 0, 0)) {
-                  float v[GS];
-                  #pragma unroll
-                  for (int j = 0; j < GS; j++) v[j] = AT(i, h, j);
-                  top = greatest<GS>(v);
-                }
-                int e = 0;
-                #pragma unroll
-                for (int j = GS - 1; j >= 0; j--)
-                  if (AT(i, h, j) == top) e = i * GS * 4 + (j >> 1) * 8 + (j & 1);
-                if (top > thr[h]) {
-                  best[h] = thr[h] = top;
-                  besti[h] = col + e;
-                }
-                key[h] = max(__float_as_uint(thr[h]), 0x80000000u);
-              }
-          }
-          if (IL) {
-            #pragma unroll
-            for (int j = 0; j < GS / 2; j++) start_sums(acc, i * (GS / 2) + j, bs);
-          }
-        }
-        #pragma unroll
-        for (int h = 0; h < 2; h++) {
-          thr[h] = fmaxf(thr[h], __shfl_xor_sync(~0u, thr[h], 1));
-          thr[h] = fmaxf(thr[h], __shfl_xor_sync(~0u, thr[h], 2));
-          key[h] = max(__float_as_uint(thr[h]), 0x80000000u);
-        }
-#elif EPI == 4  // the four threads of a row agree on the greatest first
-        uint32_t mm[2];
-        #pragma unroll
-        for (int h = 0; h < 2; h++) mm[h] = least_bits<G>(m[h]);
-        #pragma unroll
-        for (int o = 1; o < 4; o <<= 1)
-          #pragma unroll
-          for (int h = 0; h < 2; h++) mm[h] = min(mm[h], __shfl_xor_sync(~0u, mm[h], o));
-        #pragma unroll
-        for (int h = 0; h < 2; h++)
-          if (mm[h] < key[h]) {
-            float top = __uint_as_float(mm[h]);
-            if (__builtin_expect((int)mm[h] >= 0, 0)) {  // not all are negative: anew, as floats
-              top = -INFINITY;
-              #pragma unroll
-              for (int i = 0; i < G; i++) {
-                float v[GS];
-                #pragma unroll
-                for (int j = 0; j < GS; j++) v[j] = AT(i, h, j);
-                const float one = greatest<GS>(v);
-                m[h][i] = __float_as_uint(one);
-                top = fmaxf(top, one);
-              }
-              const unsigned four = 15u << (lane & 28);
-              top = fmaxf(top, __shfl_xor_sync(four, top, 1));
-              top = fmaxf(top, __shfl_xor_sync(four, top, 2));
-            }
-            if (top > thr[h]) {
-              thr[h] = top;
-              key[h] = max(__float_as_uint(top), 0x80000000u);
-              #pragma unroll
-              for (int i = 0; i < G; i++)
-                if (m[h][i] == __float_as_uint(top)) {
-                  int e = 0;
-                  #pragma unroll
-                  for (int j = GS - 1; j >= 0; j--)
-                    if (AT(i, h, j) == top) e = i * GS * 4 + (j >> 1) * 8 + (j & 1);
-                  best[h] = top;
-                  besti[h] = col + e;
-                }
-            }
-          }
-#else
-        if (IL) bar_wait(bfull + 8 * next, ((n + 1) >> 1) & 1, 5);
+        bar_wait(bfull + 8 * next, ((n + 1) >> 1) & 1);
         #pragma unroll
         for (int i = 0; i < G; i++) {
           #pragma unroll
@@ -490,70 +299,37 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
             float v[GS];
             #pragma unroll
             for (int j = 0; j < GS; j++) v[j] = acc[i * GS * 2 + 2 * h + (j >> 1) * 4 + (j & 1)];
-#if UMIN
             uint32_t bits[GS];
             #pragma unroll
             for (int j = 0; j < GS; j++) bits[j] = __float_as_uint(v[j]);
             const uint32_t m = least_bits<GS>(bits);
             const bool better = m < key[h];
-#else
-            float top = greatest<GS>(v);
-            const bool better = top > thr[h];
-#endif
-#if EPI == 1
             if (better) {
-#if UMIN
               float top = __uint_as_float(m);
               if (__builtin_expect((int)m >= 0, 0)) top = greatest<GS>(v);
-#endif
               int e = 0;
               #pragma unroll
               for (int j = GS - 1; j >= 0; j--)
                 if (v[j] == top) e = i * GS * 4 + (j >> 1) * 8 + (j & 1);
-              if (!UMIN || top > thr[h]) {
+              if (top > thr[h]) {
                 best[h] = thr[h] = top;
                 besti[h] = col + e;
               }
-#if UMIN
               key[h] = max(__float_as_uint(thr[h]), 0x80000000u);
-#endif
             }
-#elif UMIN  // a bound for timing only: no index
-            key[h] = min(m, key[h]);
-#else
-            thr[h] = fmaxf(thr[h], top);
-#endif
           }
-          if (IL) {
-            #pragma unroll
-            for (int j = 0; j < GS / 2; j++) start_sums(acc, i * (GS / 2) + j, bs);
-          }
+          #pragma unroll
+          for (int j = 0; j < GS / 2; j++) start_sums(acc, i * (GS / 2) + j, bs);  // of the next tile, in the registers just searched
         }
-#if EPI == 1
         #pragma unroll
         for (int h = 0; h < 2; h++) {
           thr[h] = fmaxf(thr[h], __shfl_xor_sync(~0u, thr[h], 1));
           thr[h] = fmaxf(thr[h], __shfl_xor_sync(~0u, thr[h], 2));
-          if (UMIN) key[h] = max(__float_as_uint(thr[h]), 0x80000000u);
-        }
-#else
-        best[0] = thr[0]; best[1] = thr[1];
-        if (UMIN) { best[0] = __uint_as_float(key[0]); best[1] = __uint_as_float(key[1]); }
-#endif
-#endif
-        if (!IL || EPI == 4) {
-          bar_wait(bfull + 8 * next, ((n + 1) >> 1) & 1, 5);
-          #pragma unroll
-          for (int j = 0; j < 32; j++) start_sums(acc, j, bs);
+          key[h] = max(__float_as_uint(thr[h]), 0x80000000u);
         }
         __syncwarp();
         if (n == 0 && lane == 0) bar_arrive(bempty);
-        STAMP(3)
       }
-#if SS
-      __syncwarp();
-      if (lane == 0) bar_arrive(xempty + 8 * w);
-#endif
       const bool whole = t0 == 0 && t1 == tiles;
       #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -584,14 +360,9 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
         }
       }
     }
-#if PROF
-    if (blockIdx.x == 6 && threadIdx.x % 128 == 0)
-      for (int i = 0; i < 5; i++) scratch[800 + 8 * w + i] = prof[i] / n;
-#endif
   }
   __syncwarp();
   cluster_sync();
-#if DIAG
   if (threadIdx.x == 0) {
     long long g1;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(g1));
@@ -599,7 +370,6 @@ vq(const __grid_constant__ CUtensorMap mx, const __grid_constant__ CUtensorMap m
     scratch[17 + 4 * blockIdx.x] = g0;
     scratch[18 + 4 * blockIdx.x] = g1;
   }
-#endif
 }
 
 typedef CUresult (*Encode)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*, const cuuint64_t*,
@@ -659,7 +429,7 @@ def build(flags=(), folder=None):
             with open(source, "w") as f:
                 f.write(_SOURCE)
             done = subprocess.run(
-                [nvcc, "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-Xptxas=-v", "-shared", "-Xcompiler=-fPIC", *flags, "-o", made, source],
+                [nvcc, "-std=c++17", "-O3", "-gencode=arch=compute_90a,code=sm_90a", "-shared", "-Xcompiler=-fPIC", *flags, "-o", made, source],
                 capture_output=True, text=True,
             )
             if done.returncode:

@@ -29,8 +29,8 @@ def with_variants(entries: list[Candidate]) -> list[Candidate]:
 
 def variants(entry: Candidate) -> Iterator[Candidate]:
     """All plain loads with a hint, KEEP and DROP in turn, and without the hints that the source has; then, of few
-    pointers, those of each alone with KEEP. What changes nothing is left out. A probe has none: it is no kernel to be
-    kept."""
+    pointers, those of each alone with KEEP. What is the same program as one before is left out. A probe has none: it is
+    no kernel to be kept."""
     if entry.error or entry.is_probe:
         return
     module = ast.parse(entry.source)
@@ -42,7 +42,11 @@ def variants(entry: Candidate) -> Iterator[Candidate]:
     found.append(variant(entry, {"loads": NONE}, [call for call in calls if policy_of(call)], ""))
     if 1 < len(by_pointer) <= MOST_ALONE:
         found += [variant(entry, {f"load({pointer})": KEEP}, own, KEEP) for pointer, own in by_pointer.items()]
-    yield from (one for one in found if one.source != entry.source)
+    programs = {ast.dump(module)}
+    for one in found:
+        if (program := ast.dump(ast.parse(one.source))) not in programs:
+            programs.add(program)
+            yield one
 
 
 def variant(entry: Candidate, hinted: Constants, calls: list[ast.Call], hint: str) -> Candidate:

@@ -55,7 +55,11 @@ class Comparison:
         named = {"set" if name == "group" else name: value for name, value in own.items() if value is not None}
         if named["share"] == 1.0:
             del named["share"]
-        return {name: value.__name__ if callable(value) else value for name, value in named.items()}
+        return {name: named_after(value) if callable(value) else value for name, value in named.items()}
+
+
+def named_after(function: Callable) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def read(output: int | str, modes, parameters: tuple[str, ...]) -> Comparison:
@@ -106,8 +110,11 @@ def check_group(where: str, value, parameters: tuple[str, ...]) -> None:
 def of_inputs(mode: str, function: Callable, parameters: tuple[str, ...], inputs: list):
     """The result of a declared function. It gets the inputs that its parameters name, or all of them. Raises
     InvalidDeclaration where it raises."""
-    accepted = list(inspect.signature(function).parameters)
     named = dict(zip(parameters, inputs, strict=False))
+    try:
+        accepted = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # one that is written in C
+        accepted = []
     try:
         if accepted and all(name in named for name in accepted):
             return function(**{name: named[name] for name in accepted})
@@ -194,7 +201,7 @@ def ties(
     row, or points to another score than the reference's index in its place. As a set: in the order of the scores, and
     out of range where the reference's are, such as -1 for none. How far two indices lie apart is no error."""
     scores = scores_of(declared, inputs, actual.device)
-    if not isinstance(scores, torch.Tensor) or actual.is_floating_point() or scores.dim() == 0:
+    if not isinstance(scores, torch.Tensor) or actual.is_floating_point() or 0 in (scores.dim(), *scores.shape[-1:]):
         raise InvalidDeclaration("ties in COMPARE needs an output of whole numbers and a tensor of scores")
     flat = actual.dim() == scores.dim() - 1  # one index a row, as argmax gives it
     got, expected = (tensor.long().unsqueeze(-1) if flat else tensor.long() for tensor in (actual, baseline))
@@ -202,12 +209,17 @@ def ties(
     count = scores.shape[-1]
     inside = (got >= 0) & (got < count)
     (chosen, none), (wanted, expected_none) = (pointed_to(scores, at) for at in (got, expected))
-    outside = ~inside
+    equal, outside = got == expected, ~inside
+    if declared.group is None and (counted & (expected >= count)).any():
+        raise InvalidDeclaration(
+            f"ties in COMPARE: the reference's own indices reach beyond the last dimension of scores of "
+            f"{list(scores.shape)}"
+        )
     if declared.group is not None:
         chosen, wanted, none, expected_none = (x.sort(dim=-1).values for x in (chosen, wanted, none, expected_none))
-        outside = none != expected_none
+        equal, outside = torch.zeros_like(inside), none != expected_none
     bound = (declared.atol or 0.0) + (declared.rtol or 0.0) * torch.where(wanted.isfinite(), wanted.abs(), 0.0)
-    equal = (chosen == wanted) | ((chosen - wanted).abs() <= bound)
+    equal |= (chosen == wanted) | ((chosen - wanted).abs() <= bound)
     wrong = counted & (outside | ~equal | repeated(got, counted & inside))
     bad = int(wrong.sum())
     first = int(wrong.reshape(-1).nonzero()[0]) if bad else None

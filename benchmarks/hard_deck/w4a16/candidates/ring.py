@@ -173,7 +173,8 @@ __device__ __forceinline__ void load(u32 to, const CUtensorMap* map, u32 bar, in
 
 __device__ __forceinline__ float4 plus(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
 
-// Relaxed: with .release nvcc writes MEMBAR.ALL.GPU, behind all that the warp asked for.
+// Relaxed: with .release nvcc writes MEMBAR.ALL.GPU, behind all that the warp asked for. What a warp read from a stage is
+// in registers by then: its products have used it.
 __device__ __forceinline__ void cluster_arrive() {
     __syncwarp();
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
