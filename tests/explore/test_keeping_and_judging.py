@@ -335,13 +335,13 @@ def test_the_figures_after_v0_are_those_of_the_trials():
             "under 1 % in five, 2.1",
             "8.4 %",
             "in seven, for 40 to 181 s",
-            "for 46 to 93 s",
+            "for 32 to 93 s",
             "for 40 to 131 s",
         ):
             assert figures in text, (page, figures)
     assert "under 1 % in five, 2.1 to 8.4 % in seven, for 40 s to three minutes" in explorations.AFTER_V0
     assert "1.9, 6.9 and 18 % for 40 to 131 s" in explorations.FAR_AFTER_V0
-    assert "0 to 1.2 % for 46 to 93 s" in explorations.NEAR_AFTER_V0
+    assert "0 to 1.2 % for 32 to 93 s" in explorations.NEAR_AFTER_V0
     printed = (BUNDLE / "evals/trials/fp8_attention/printed.txt").read_text()
     assert "v1 ACCEPTED: correct and FASTER: 1.106x" in printed and "10.6 % for 84 s" in explorations.FAILED_AFTER_V0
 
