@@ -84,14 +84,8 @@ def test_a_variant_that_changes_nothing_is_left_out(entries):
 
 def test_two_names_of_one_program_are_one_variant(entries):
     found = hints.with_variants(entries("left, right = tl.load(x, eviction_policy='evict_last'), tl.load(y)"))
-    assert [one.name for one in found] == [
-        *(
-            "k",
-            "k[loads=evict_last]",
-            "k[loads=evict_first]",
-            "k[loads=none]",
-        )  # load(y)=evict_last is the first of them
-    ]
+    every = [f"k[loads={hint}]" for hint in ("evict_last", "evict_first", "none")]
+    assert [one.name for one in found] == ["k", *every]  # load(y)=evict_last is the first of these
 
 
 def test_lines_keep_their_numbers_where_a_hint_goes_over_two(entries):
@@ -102,13 +96,8 @@ def test_lines_keep_their_numbers_where_a_hint_goes_over_two(entries):
 
 
 LEFT_AS_THEY_ARE = [
-    *(
-        "tl.load(x, eviction_policy=n)",
-        "tl.load(x, other='0', eviction_policy=None)",
-        "tl.load(x, volatile=True)",
-        "tl.load(x, **more)",
-        "tl.load(*more)",
-    ),
+    *("tl.load(x, eviction_policy=n)", "tl.load(x, other='0', eviction_policy=None)"),
+    *("tl.load(x, volatile=True)", "tl.load(x, **more)", "tl.load(*more)"),
     *('tl.load(x, cache_modifier=".cg")', "tl.load(x, 1, 0, (), '', '.cg')", "tl.load(mask=n)"),
     *("tl.load(x, 1, 0, (), '', '.cg', '')", "descriptor.load([at])", "torch.load(x)", "load(x)", "tl.load()"),
 ]

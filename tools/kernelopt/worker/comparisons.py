@@ -210,14 +210,14 @@ def ties(
     inside = (got >= 0) & (got < count)
     (chosen, none), (wanted, expected_none) = (pointed_to(scores, at) for at in (got, expected))
     equal, outside = got == expected, ~inside
-    if declared.group is None and (counted & (expected >= count)).any():
-        raise InvalidDeclaration(
-            f"ties in COMPARE: the reference's own indices reach beyond the last dimension of scores of "
-            f"{list(scores.shape)}"
-        )
     if declared.group is not None:
         chosen, wanted, none, expected_none = (x.sort(dim=-1).values for x in (chosen, wanted, none, expected_none))
         equal, outside = torch.zeros_like(inside), none != expected_none
+    elif (counted & (expected >= count)).any():
+        raise InvalidDeclaration(
+            "ties in COMPARE: the reference's own indices reach beyond the last dimension of scores of "
+            f"{list(scores.shape)}"
+        )
     bound = (declared.atol or 0.0) + (declared.rtol or 0.0) * torch.where(wanted.isfinite(), wanted.abs(), 0.0)
     equal |= (chosen == wanted) | ((chosen - wanted).abs() <= bound)
     wrong = counted & (outside | ~equal | repeated(got, counted & inside))
