@@ -16,12 +16,10 @@ import torch
 from torch import nn
 from torch.utils.cpp_extension import load_inline
 
-GROUPS = 3
-WIDE = 192
+GROUPS = 3  # consumer warpgroups
+WIDE = 192  # codes a step
 CLUSTER = 2
-TURNS = 1
-MIN3 = 1
-PROBE = ""
+PASS = 2  # the step of k after which the turn passes on
 
 
 def wgmma(n):
@@ -95,8 +93,7 @@ __device__ __forceinline__ int pack(float v, u32 mask, u32 column) {
     return (int)r;
 }
 __device__ __forceinline__ int least(int a, int b, int c) {
-    if (MIN3) return __vimin3_s32(a, b, c);
-    return __float_as_int(fminf(fminf(__int_as_float(b), __int_as_float(c)), __int_as_float(a)));
+    return __vimin3_s32(a, b, c);
 }
 __device__ __forceinline__ float square_sum(uint4 v, float sum) {
     const u32 w[4] = {v.x, v.y, v.z, v.w};
@@ -130,11 +127,6 @@ __device__ __forceinline__ void complete(float (&d)[HALF], u32 bias, float x0, f
     }
 }
 __device__ __forceinline__ void reduce(float (&d)[HALF], u32 mask, int chunk, int& best0, int& best1, int& of0, int& of1) {
-    if (NO_MIN) {
-        const int m = __float_as_int(d[0]);
-        if (m < best0) best0 = m, of0 = chunk;
-        return;
-    }
     int a = best0, b = best1, e, f;
     #pragma unroll
     for (int j = 0; j < WIDE / 8; j += 2) {
@@ -150,8 +142,8 @@ __device__ __forceinline__ void reduce(float (&d)[HALF], u32 mask, int chunk, in
     asm volatile("" : "+r"(best0), "+r"(best1), "+r"(of0), "+r"(of1) :: "memory");
 }
 
-__device__ __forceinline__ void turn_wait(int group) { if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(group + 2) : "memory"); }
-__device__ __forceinline__ void turn_pass(int group) { if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(group == GROUPS - 1 ? 2 : group + 3) : "memory"); }
+__device__ __forceinline__ void turn_wait(int group) { asm volatile("bar.sync %0, 256;" ::"r"(group + 2) : "memory"); }
+__device__ __forceinline__ void turn_pass(int group) { asm volatile("bar.arrive %0, 256;" ::"r"(group == GROUPS - 1 ? 2 : group + 3) : "memory"); }
 
 struct Problem {
     const uint16_t* codes;
@@ -252,12 +244,9 @@ __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
                 for (int k = 0; k < 4; ++k) {
                     const u32 bar = full + 8 * stage, at = base + RING + stage * STAGE;
                     bar_wait(empty + 8 * stage, parity);
-                    if (NO_LOADS && n > 2) bar_arrive(bar);
-                    else {
-                        bar_expect(bar, STAGE);
-                        if (CLUSTER == 2) load_for_both(at + block * (STAGE / 2), &code_map, bar, k * 64, chunk * WIDE + block * (WIDE / 2));
-                        else load(at, &code_map, bar, k * 64, chunk * WIDE);
-                    }
+                    bar_expect(bar, STAGE);
+                    if (CLUSTER == 2) load_for_both(at + block * (STAGE / 2), &code_map, bar, k * 64, chunk * WIDE + block * (WIDE / 2));
+                    else load(at, &code_map, bar, k * 64, chunk * WIDE);
                     if (++stage == STAGES) stage = 0, parity ^= 1;
                 }
                 if (++chunk == chunks) chunk = 0;
@@ -339,7 +328,7 @@ __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
             const uint64_t a0 = descriptor(a_unit), b0 = descriptor(base + RING);
             bool opens = true;  // the first chunk of a tile of rows
             zero(d);
-            if (TURNS && group == GROUPS - 1) turn_pass(group);
+            if (group == GROUPS - 1) turn_pass(group);
             for (int n = 0; n < steps; ++n) {
                 const bool closes = n == steps - 1 || chunk == chunks - 1;
                 turn_wait(group);
@@ -354,8 +343,8 @@ __global__ void CLUSTERED __launch_bounds__(THREADS, 1)
                     #pragma unroll
                     for (int i = 0; i < 4; ++i) multiply(d, a + 2 * i, b + 2 * i);
                     wgmma_commit();
+                    if (k == PASS) turn_pass(group);
                 }
-                turn_pass(group);
                 if (opens) {
                     squares(a_unit, warp % 4, lane, x0, x1);
                     bar_wait(bias_full + 8 * (n & 1), n >> 1 & 1);
@@ -460,10 +449,7 @@ PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module)
 @functools.cache
 def extension():
     small, large = {2: (40, 232), 3: (32, 160), 4: (32, 112)}[GROUPS]
-    constants = (
-        ("GROUPS", GROUPS), ("WIDE", WIDE), ("CLUSTER", CLUSTER), ("TURNS", TURNS), ("MIN3", MIN3), ("SMALL", f'"{small}"'), ("LARGE", f'"{large}"'),
-        ("NO_LOADS", int(PROBE in ("no loads", "neither"))), ("NO_MIN", int(PROBE in ("no minimum", "neither"))),
-    )
+    constants = (("GROUPS", GROUPS), ("WIDE", WIDE), ("CLUSTER", CLUSTER), ("PASS", PASS), ("SMALL", f'"{small}"'), ("LARGE", f'"{large}"'))
     source = "".join(f"#define {name} {value}\n" for name, value in constants) + CUDA.replace("@WGMMA@", wgmma(WIDE))
     flags = ["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"]
     return load_inline("nearest", "", source, no_implicit_headers=True, with_pytorch_error_handling=False, extra_cuda_cflags=flags).run
