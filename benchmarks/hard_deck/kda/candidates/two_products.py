@@ -1,7 +1,7 @@
 """Kimi delta attention in two kernels. fold: the WY form of each chunk of 64 tokens, all chunks side by side; it takes
 the channels in two halves, so that a thread spills little. walk: over the chunks of a head, a block for a part of V;
 two products of the state a chunk, one after the other, and the output beside them, so no state goes to memory. With few
-heads, the parts of V are what fills the card. It is the kernel of examples/kda: calls after the first
+heads, the parts of V are what fills the card. It was the kernel of examples/kda until 2026-11-28: calls after the first
 of a shape go to the compiled kernels with addresses, past Triton's binder."""
 
 import torch
@@ -10,16 +10,6 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import driver
 
-SPACE = [
-    {"BLOCK": 32, "FOLD_WARPS": 4, "REGISTERS": 255, "PART": 16, "WALK_WARPS": 4, "STAGES": 3},
-    {"BLOCK": 32, "FOLD_WARPS": 4, "REGISTERS": 168, "PART": 16, "WALK_WARPS": 4, "STAGES": 3},
-    {"BLOCK": 32, "FOLD_WARPS": 4, "REGISTERS": 168, "PART": 16, "WALK_WARPS": 4, "STAGES": 2},
-    {"BLOCK": 32, "FOLD_WARPS": 4, "REGISTERS": 168, "PART": 32, "WALK_WARPS": 4, "STAGES": 3},
-    {"BLOCK": 32, "FOLD_WARPS": 4, "REGISTERS": 168, "PART": 32, "WALK_WARPS": 4, "STAGES": 2},
-    {"BLOCK": 32, "FOLD_WARPS": 4, "REGISTERS": 168, "PART": 64, "WALK_WARPS": 4, "STAGES": 2},
-    {"BLOCK": 32, "FOLD_WARPS": 8, "REGISTERS": 128, "PART": 16, "WALK_WARPS": 4, "STAGES": 3},
-    {"BLOCK": 16, "FOLD_WARPS": 4, "REGISTERS": 168, "PART": 16, "WALK_WARPS": 4, "STAGES": 3},
-]
 PER_E = tl.constexpr(1.4426950408889634)  # log2(e): gates become powers of 2
 CHUNK = 64
 WIDTH = 128
