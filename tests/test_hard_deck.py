@@ -378,9 +378,9 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     assert first[:5] == [W, X, SCALE_X, SCALE_W, Y] and first[5] == 8 | 4096 << 32 and grid[:2] == [64, 1]
     assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
     wanted.value = 3
-    for rows, columns, tiles in ((16, 14336, 112), (9, 880, 7), (32, 12288, 96), (17, 400, 4)):  # by the ring
+    for rows, columns, tiles in ((16, 14336, 56), (9, 880, 4), (32, 12288, 64), (17, 400, 3)):
         assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
-        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256] and grid[:2] == [tiles, 4], (
+        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256] and grid[:2] == [tiles, 2], (
             rows,
             columns,
         )

@@ -41,8 +41,8 @@ WIDTH = 128
 RECORD = 37120  # bf16 that fill the record of a chunk and head, 74,240 bytes
 FOLD_BLOCKS = 3  # of an SM: the compiler leaves registers for so many
 # Columns of a block, blocks of a cluster, stages of each ring, slots for S and c on their way to the outputs.
-MANY = (32, 4, 3, 3)
-FEW = (16, 8, 3, 4)  # with at most FEW_PAIRS pairs
+MANY = (32, 4, 2, 4)
+FEW = (16, 8, 3, 3)  # with at most FEW_PAIRS pairs
 FEW_PAIRS = 8
 # walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
 # stored (1), or when all have started (2). It reads nothing before fold has ended.
@@ -56,7 +56,7 @@ SPACE = [
     {"MANY": (32, 2, 3, 3), "FEW": (32, 4, 3, 3)},
     {"MANY": (16, 4, 3, 4), "FEW": (16, 4, 3, 4)},
     {"MANY": (16, 8, 3, 4), "FEW": (16, 8, 2, 4)},
-    {"MANY": (32, 4, 2, 4), "FEW": (16, 8, 3, 3)},
+    {"MANY": (32, 4, 3, 3), "FEW": (16, 8, 3, 4)},
 ]
 
 

@@ -1,0 +1,96 @@
+"""The CUDA C++ of kda/candidates/records.py without a GPU: the layout of a record, which its two kernels share, and what
+the compiler makes of them. A GPU alone says whether they are right."""
+
+import ctypes
+import re
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import BUNDLE, tool_json
+from kernelopt.device import programs
+
+pytest.importorskip("triton")  # two_products.py, beside it, imports it
+FOLDER = BUNDLE / "benchmarks" / "hard_deck" / "kda"
+FILE = FOLDER / "candidates" / "records.py"
+
+LAYOUT_CHECK = r"""
+#define __device__
+#define __forceinline__ inline
+typedef unsigned u32;
+@LAYOUT@
+constexpr int PARTS[][2] = {{PUSHED, 2 * PANEL}, {ENDED, 2 * PANEL}, {DECAY, 4 * WIDTH}, {ASKED, 2 * PANEL},
+                            {WEIGHTED, PANEL}, {NEW, 2 * PANEL}};
+extern "C" int place(int part, int size) { return PARTS[part][size]; }
+extern "C" int record() { return RECORD; }
+extern "C" int at(int row, int part) { return panel_at(row, part); }
+"""
+
+
+@pytest.fixture(scope="module")
+def candidate() -> dict:
+    return runpy.run_path(str(FILE))
+
+
+@pytest.fixture(scope="module")
+def layout(candidate, tmp_path_factory):
+    """The layout's own constants and functions, as a library of the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("the layout is compiled with g++")
+    folder = tmp_path_factory.mktemp("layout")
+    (folder / "layout.cpp").write_text(LAYOUT_CHECK.replace("@LAYOUT@", candidate["LAYOUT"]))
+    subprocess.run(["g++", "-shared", "-fPIC", folder / "layout.cpp", "-o", folder / "layout.so"], check=True)
+    return ctypes.CDLL(str(folder / "layout.so"))
+
+
+def test_the_parts_of_a_record_follow_one_another_and_fill_what_is_allocated(candidate, layout):
+    parts = [(layout.place(part, 0), layout.place(part, 1)) for part in range(6)]
+    assert [at for at, _ in parts] == [sum(size for _, size in parts[:i]) for i in range(6)]
+    assert sum(size for _, size in parts) == layout.record() == 2 * candidate["RECORD"]
+
+
+def test_a_panel_has_the_swizzle_of_128_bytes_and_eight_rows_of_a_part_meet_all_banks(layout):
+    places = {layout.at(row, part) for row in range(64) for part in range(8)}
+    assert places == set(range(0, 64 * 128, 16))
+    for row in range(64):
+        for part in range(8):
+            plain = row * 128 + part * 16
+            assert layout.at(row, part) == plain ^ (plain >> 7 & 7) << 4
+    for part in range(8):
+        assert len({layout.at(row, part) // 16 % 8 for row in range(8)}) == 8
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
+    """What compile_kernel.py says of the kernels, and the folder of their code."""
+    if programs.find("nvcc") is None:
+        pytest.skip("needs nvcc")
+    files, folder = ("--kernel", FILE, "--reference", FOLDER / "reference.py"), tmp_path_factory.mktemp("code")
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", "--emit", folder)["targets"]
+    return target["kernels"], folder / "sm_90a"
+
+
+def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
+    kernels, _ = compiled
+    assert sorted(kernel["name"] for kernel in kernels) == ["fold_kernel", "walk_kernel", "walk_kernel"]
+    for kernel in kernels:
+        assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
+        assert all(("HGMMA" in name) == (kernel["name"] == "walk_kernel") for name in kernel["tensor_instructions"])
+
+
+@pytest.mark.skipif(programs.find("nvdisasm") is None, reason="needs nvdisasm")
+def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(compiled):
+    """ptxas 13.0 made LDGSTS [R19+UR0], desc[UR1] of a cp.async with a hint to the L2; a descriptor is a pair."""
+    code = [programs.find("nvdisasm"), "-c", compiled[1] / "fold_kernel.cubin"]
+    listing = subprocess.run(code, check=True, capture_output=True, text=True).stdout
+    copies = re.findall(r"LDGSTS.*", listing)
+    assert len(copies) == 12 and not any(re.search(r"desc\[UR\d*[13579]\]", copy) for copy in copies), copies
+
+
+def test_every_configuration_names_constants_that_are_compiled_in(candidate):
+    for constants in candidate["SPACE"]:
+        assert set(constants) <= set(candidate["CHOSEN"])
+    defined = re.findall(r"^#define (\w+) ", candidate["source"]()[0], re.MULTILINE)
+    assert set(candidate["CHOSEN"]) <= set(defined)
