@@ -388,6 +388,31 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
 
 
+def test_the_launcher_of_kda_hands_over_its_arguments(cuda_runtime):
+    runtime, built = cuda_runtime
+    run = built({"CUDA": runpy.run_path(str(DECK / "kda/candidates/records.py"))["source"]()[0]}, "kda_records", []).run
+    first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    launched, wanted = ctypes.c_int.in_dll(runtime, "launched"), ctypes.c_int.in_dll(runtime, "wanted")
+    q, k, v, g, beta, records, out = (number << 20 for number in range(11, 18))
+    wanted.value = 1
+    for batch, tokens, heads, parts in ((2, 2048, 8, 4), (1, 2000, 4, 8), (3, 1, 3, 4)):
+        before, chunks = launched.value, -(-tokens // 64)
+        assert run(q, k, v, g, beta, records, out, batch, tokens, heads, 0, STREAM) == 0
+        assert launched.value == before + 2 and grid[:2] == [parts, batch * heads]  # the last launch is that of walk
+        assert first[:4] == [records, out, tokens | heads << 32, chunks | first[3] >> 32 << 32]
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+    before = launched.value
+    assert run(q, k, v, g, beta, records, out, 0, 64, 2, 0, STREAM) == 0 and launched.value == before
+
+
+def test_the_norm_with_a_scale_a_token_refuses_what_it_would_round():
+    torch = pytest.importorskip("torch")
+    call = runpy.run_path(str(DECK / "add_rms_norm_fp8/candidates/in_registers.py"))["kernel_function"]
+    for dtype in (torch.float16, torch.float32):
+        with pytest.raises(ValueError, match="must be bf16"):
+            call(torch.ones(2, 8, dtype=dtype), torch.ones(2, 8, dtype=dtype), torch.ones(8, dtype=dtype))
+
+
 def test_counters_of_paged_decode_are_kept_by_stream_and_never_given_to_a_graph(monkeypatch):
     """Stand-ins for CUDA's answers."""
     torch, captured = pytest.importorskip("torch"), []

@@ -44,6 +44,8 @@ def add_norm_quantize(
 def kernel_function(x, residual, weight):
     if not residual.is_contiguous():
         raise ValueError("residual must be contiguous: it is changed in place")
+    if not x.dtype == residual.dtype == torch.bfloat16:
+        raise ValueError("x and residual must be bf16: the sum is rounded to it")
     x, weight = x.contiguous(), weight.contiguous()
     tokens, hidden = x.shape
     quantized = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
