@@ -369,6 +369,7 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     run = built({"CUDA": candidate["source"]()[0]}, "w4a16_ring", []).run
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     words, wanted = (ctypes.c_uint64 * 16).in_dll(runtime, "words"), ctypes.c_int.in_dll(runtime, "wanted")
+    last = (ctypes.c_uint64 * 16).in_dll(runtime, "last")
     wanted.value = 1
     for columns, tiles, split in ((12288, 96, 8), (4096, 64, 2), (144, 3, 2)):
         assert run(X, W, SCALE_X, SCALE_W, Y, 1, columns, 512, STREAM) == 0
@@ -380,10 +381,9 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
     wanted.value = 3
     for rows, columns, tiles in ((16, 14336, 56), (9, 880, 4), (32, 12288, 64), (17, 400, 3)):
         assert run(X, W, SCALE_X, SCALE_W, Y, rows, columns, 512, STREAM) == 0
-        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256] and grid[:2] == [tiles, 2], (
-            rows,
-            columns,
-        )
+        assert words[:3] == [W, X, SCALE_X] and first[:3] == [W, columns, 256]
+        assert grid[:2] == [tiles, 2]
+        assert last[:5] == [SCALE_X, SCALE_W, Y, rows | columns << 32, 4 | 2 << 32]  # groups, and those of a block
     assert run(X, W, SCALE_X, SCALE_W, Y, 256, 1920, 512, STREAM) == 0
     assert words[:3] == [X, W, SCALE_X] and grid[:2] == [10, 2]
 
@@ -392,15 +392,28 @@ def test_the_launcher_of_kda_hands_over_its_arguments(cuda_runtime):
     runtime, built = cuda_runtime
     run = built({"CUDA": runpy.run_path(str(DECK / "kda/candidates/records.py"))["source"]()[0]}, "kda_records", []).run
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
+    former, former_grid = (
+        (ctypes.c_uint64 * 16).in_dll(runtime, "former"),
+        (ctypes.c_uint * 3).in_dll(runtime, "former_grid"),
+    )
     launched, wanted = ctypes.c_int.in_dll(runtime, "launched"), ctypes.c_int.in_dll(runtime, "wanted")
     q, k, v, g, beta, records, out = (number << 20 for number in range(11, 18))
     wanted.value = 1
-    for batch, tokens, heads, parts in ((2, 2048, 8, 4), (1, 2000, 4, 8), (3, 1, 3, 4)):
+    for batch, tokens, heads, parts, is_float in (
+        (2, 2048, 8, 4, 0),
+        (1, 2000, 4, 8, 1),
+        (1, 64, 8, 8, 0),
+        (3, 1, 3, 4, 1),
+    ):
         before, chunks = launched.value, -(-tokens // 64)
-        assert run(q, k, v, g, beta, records, out, batch, tokens, heads, 0, STREAM) == 0
-        assert launched.value == before + 2 and grid[:2] == [parts, batch * heads]  # the last launch is that of walk
+        assert run(q, k, v, g, beta, records, out, batch, tokens, heads, is_float, STREAM) == 0
+        assert launched.value == before + 2
+        assert former_grid[:] == [heads, batch, chunks]  # of fold
+        assert former[:8] == [q, k, v, g, beta, records, tokens | heads << 32, chunks | is_float << 32]
+        assert grid[:2] == [parts, batch * heads]  # of walk
         assert first[:4] == [records, out, tokens | heads << 32, chunks | first[3] >> 32 << 32]
-        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+        streams = [ctypes.c_uint64.in_dll(runtime, name).value for name in ("former_stream", "stream")]
+        assert streams == [STREAM, STREAM]
     before = launched.value
     assert run(q, k, v, g, beta, records, out, 0, 64, 2, 0, STREAM) == 0 and launched.value == before
 

@@ -89,8 +89,35 @@ def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(compiled):
     assert len(copies) == 12 and not any(re.search(r"desc\[UR\d*[13579]\]", copy) for copy in copies), copies
 
 
-def test_every_configuration_names_constants_that_are_compiled_in(candidate):
+def test_every_configuration_fits_the_kernel(candidate):
+    """The static_asserts of walk's Shape, and constants that there are."""
     for constants in candidate["SPACE"]:
         assert set(constants) <= set(candidate["CHOSEN"])
-    defined = re.findall(r"^#define (\w+) ", candidate["source"]()[0], re.MULTILINE)
-    assert set(candidate["CHOSEN"]) <= set(defined)
+        for name in ("MANY", "FEW"):
+            part, cluster, stages, slots = constants.get(name, candidate[name])
+            chain = -(-(4 * 8192 + 512 + 128 * part) // 1024) * 1024
+            shared = stages * (chain + 3 * 8192) + slots * 384 * part + 8 * (4 * stages + 2 * slots)
+            assert 128 % (part * cluster) == 0 and cluster <= 8 and slots > 2 and shared <= 232448
+
+
+OTHERS = {  # what differs from 2 x 70 tokens of 2 heads, and what is said
+    "v of one head": ({"v": (2, 70, 1, 128)}, "one shape"),
+    "k of one head": ({"k": (2, 70, 1, 128)}, "one shape"),
+    "a gate a head": ({"g": (2, 70, 2, 1)}, "one shape"),
+    "fewer gates": ({"g": (2, 69, 2, 128)}, "one shape"),
+    "beta of batch 1": ({"beta": (1, 70, 2)}, "one shape"),
+    "beta a channel": ({"beta": (2, 70, 2, 1)}, "one shape"),
+    "width 64": (dict.fromkeys("qkvg", (2, 70, 2, 64)), "K = V = 128"),
+    "many pairs": (dict.fromkeys("qkvg", (70000, 1, 1, 128)) | {"beta": (70000, 1, 1)}, "at most 65535"),
+    "on the CPU": ({}, "on a GPU"),
+}
+
+
+@pytest.mark.parametrize(("shapes", "said"), OTHERS.values(), ids=OTHERS)
+def test_what_the_kernel_does_not_serve_is_refused_before_a_launch(candidate, shapes, said):
+    torch = pytest.importorskip("torch")
+    shapes = {**dict.fromkeys("qkvg", (2, 70, 2, 128)), "beta": (2, 70, 2), **shapes}
+    dtypes = {"g": torch.float32}
+    inputs = [torch.empty(1, dtype=dtypes.get(name, torch.bfloat16)).expand(shape) for name, shape in shapes.items()]
+    with pytest.raises(ValueError, match=said):
+        candidate["kernel_function"](*inputs)

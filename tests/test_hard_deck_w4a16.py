@@ -328,3 +328,20 @@ def test_copies_and_reads_of_one_row_meet_no_bank_twice(one_row, v):
     for i in range(v // 4):
         copied = [(one_row.copied_row(v, lane, i), one_row.copied_chunk(v, lane)) for lane in range(32)]
         assert worst_conflict([one_row.place(v, *one) for one in copied], 16) == 1
+
+
+def test_an_empty_product_is_zero_and_tensors_of_the_cpu_are_refused():
+    torch = pytest.importorskip("torch")
+    product = runpy.run_path(str(FILE))["kernel_function"]
+
+    def inputs(rows, depth, columns):
+        scales = torch.ones(depth // 128, columns, dtype=torch.bfloat16)
+        packed = torch.zeros(depth // 2, columns, dtype=torch.uint8)
+        return torch.ones(rows, depth, dtype=torch.bfloat16), packed, scales, scales
+
+    for rows, depth, columns in ((1, 0, 64), (12, 0, 64), (40, 0, 64), (3, 256, 0), (0, 256, 64)):
+        y = product(*inputs(rows, depth, columns))
+        assert y.shape == (rows, columns) and not y.any()
+    for rows in (1, 8, 16, 32):
+        with pytest.raises(ValueError, match="on a GPU"):
+            product(*inputs(rows, 256, 64))

@@ -38,6 +38,7 @@ except ImportError:
 
 CHUNK = 64
 WIDTH = 128
+GRID = 65535  # blocks in y or in z
 RECORD = 37120  # bf16 that fill the record of a chunk and head, 74,240 bytes
 FOLD_BLOCKS = 3  # of an SM: the compiler leaves registers for so many
 # Columns of a block, blocks of a cluster, stages of each ring, slots for S and c on their way to the outputs.
@@ -901,8 +902,10 @@ namespace fold {
 
 int launch(Problem p, int batch, cudaStream_t stream) {
     MUST(prepare<fold_kernel>(SHARED_BYTES));
-    fold_kernel<<<dim3(p.heads, batch, p.chunks), THREADS, SHARED_BYTES, stream>>>(p);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(p.heads, batch, p.chunks), config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
+    return cudaLaunchKernelEx(&config, fold_kernel, p);
 }
 
 }  // namespace fold
@@ -941,7 +944,9 @@ int both(const long long (&a)[12]) {
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
     long long a[12];
     for (int i = 0; i < 12; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    return PyLong_FromLong(both(a));
+    const int error = both(a);
+    if (error) cudaGetLastError();  // it is reported here, and not again behind the next kernel of torch
+    return PyLong_FromLong(error);
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "kda", "", -1, methods};
@@ -988,16 +993,23 @@ def dense(x):
 
 def attention_of(q, k, v, g, beta, device):
     batch, tokens, heads, width = q.shape
-    if (width, v.shape[-1]) != (WIDTH, WIDTH):
+    chunks = -(-tokens // CHUNK)
+    if not q.shape == k.shape == v.shape == g.shape or beta.shape != q.shape[:3]:
+        raise ValueError("q, k, v and g must have one shape, and beta that of their heads")
+    if width != WIDTH:
         raise ValueError("the kernel is written for K = V = 128")
+    if max(batch * heads, chunks) > GRID:
+        raise ValueError(f"at most {GRID} pairs of batch and head, and as many chunks of {CHUNK} tokens")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16 or g.dtype != torch.float32:
         raise ValueError("the kernel is written for q, k and v in bf16, and g in fp32")
     if not device == k.get_device() == v.get_device() == g.get_device() == beta.get_device():
         raise ValueError("q, k, v, g and beta must be on one device")
+    if not q.is_cuda:
+        raise ValueError("q, k, v, g and beta must be on a GPU")
     q, k, v, g = dense(q), dense(k), dense(v), dense(g)
     beta = (beta if beta.dtype == torch.bfloat16 else beta.float()).contiguous()
     out = torch.empty_like(v)
-    records = v.new_empty(batch * heads * -(-tokens // CHUNK) * RECORD)
+    records = v.new_empty(batch * heads * chunks * RECORD)
     pointers = [x.data_ptr() for x in (q, k, v, g, beta, records, out)]
     is_float = int(beta.dtype == torch.float32)
     error = (_run or built())(*pointers, batch, tokens, heads, is_float, stream_of(device))

@@ -173,6 +173,7 @@ int map_of(CUtensorMap& map, int64_t data, CUtensorMapDataType type, int bytes, 
     cudaDriverEntryPointQueryResult result;
     if (!encode)
         MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result));
+    if (!encode) return 10000;  // an older driver
     cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)columns * bytes};
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
     CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
@@ -986,7 +987,9 @@ static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
     for (int i = 0; i < 9; ++i) a[i] = PyLong_AsLongLong(given[i]);
     const int rows = int(a[5]), columns = int(a[6]), depth = int(a[7]);
     auto* chosen = rows > 32 ? many_rows : rows > 8 ? some_rows : rows > 1 ? few_rows : one_row;
-    return PyLong_FromLong(chosen(a[0], a[1], a[2], a[3], a[4], rows, columns, depth, (cudaStream_t)a[8]));
+    const int error = chosen(a[0], a[1], a[2], a[3], a[4], rows, columns, depth, (cudaStream_t)a[8]);
+    if (error) cudaGetLastError();  // it is reported here, and not again behind the next kernel of torch
+    return PyLong_FromLong(error);
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "w4a16", "", -1, methods};
@@ -1025,7 +1028,11 @@ def built():
 
 def launch(x, packed, scales, zeros, y, device):
     M, N = y.shape
-    if N % 16 == 0 and M > 0 and (M <= 32 or BY_WGMMA):
+    if not y.numel() or not x.shape[1]:
+        y.zero_()
+    elif N % 16 == 0 and (M <= 32 or BY_WGMMA):
+        if not x.is_cuda:
+            raise ValueError("x, packed, scales and zeros must be on a GPU")
         pointers = x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), y.data_ptr()
         error = (_run or built())(*pointers, M, N, x.shape[1], stream_of(device))
         if error:
