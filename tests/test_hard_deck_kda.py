@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, tool_json
+from conftest import BUNDLE, IS_TORCH_2_6, tool_json
 from kernelopt.device import programs
 
 pytest.importorskip("triton")  # two_products.py, beside it, imports it
@@ -67,6 +67,8 @@ def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
     """What compile_kernel.py says of the kernels, and the folder of their code."""
     if programs.find("nvcc") is None:
         pytest.skip("needs nvcc")
+    if IS_TORCH_2_6:
+        pytest.skip("load_inline has no no_implicit_headers")
     files, folder = ("--kernel", FILE, "--reference", FOLDER / "reference.py"), tmp_path_factory.mktemp("code")
     (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", "--emit", folder)["targets"]
     return target["kernels"], folder / "sm_90a"
