@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 from kernelopt.compiling import compiler
-from kernelopt.device import fork_server, gpu, sandbox
+from kernelopt.device import fork_server, gpu, programs, sandbox
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import readiness, rounds
@@ -412,3 +412,15 @@ def tool_json(name: str, *arguments, code: int = 0, run=call_tool, **options) ->
     done = run(name, *arguments, "--json", **options)
     assert done.returncode == code, done.stderr + done.stdout
     return json.loads(done.stdout)
+
+
+def compiled_for_hopper(candidate: Path, *options) -> list[dict]:
+    """The kernels that compile_kernel.py makes of a candidate of the hard deck in CUDA C++. Skips where nothing can."""
+    if programs.find("nvcc") is None:
+        pytest.skip("needs nvcc")
+    torch = pytest.importorskip("torch")
+    if "no_implicit_headers" not in Path(torch.__file__).with_name("utils").joinpath("cpp_extension.py").read_text():
+        pytest.skip("needs load_inline(no_implicit_headers=…), which torch 2.6 lacks")
+    files = "--kernel", candidate, "--reference", candidate.parents[1] / "reference.py"
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", *options)["targets"]
+    return target["kernels"]

@@ -9,11 +9,10 @@ import runpy
 import shutil
 import subprocess
 import sysconfig
-from pathlib import Path
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE, STAND_INS, made_once, tool_json
+from conftest import BUNDLE, STAND_INS, compiled_for_hopper, made_once, tool_json
 from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
@@ -209,23 +208,10 @@ def test_a_kernel_that_launches_itself_compiles_for_a_gpu_that_is_not_here():
     assert [kernel["name"] for kernel in target["kernels"]] == ["product"]
 
 
-def builds_without_headers() -> bool:
-    """torch 2.6 does not."""
-    torch = importlib.util.find_spec("torch")
-    if torch is None:
-        return False
-    return "no_implicit_headers" in Path(torch.origin).with_name("utils").joinpath("cpp_extension.py").read_text()
-
-
-@pytest.mark.skipif(programs.find("nvcc") is None, reason="needs nvcc")
-@pytest.mark.skipif(not builds_without_headers(), reason="needs load_inline(no_implicit_headers=…)")
 def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_flight():
-    folder = DECK / "fp8_product"
-    files = "--kernel", folder / "candidates" / "cuda.py", "--reference", folder / "reference.py"
-    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm")["targets"]
-    kernels = {kernel["name"]: kernel for kernel in target["kernels"]}
-    assert set(kernels) == {"product_kernel", "realign_kernel", "few_rows_kernel"}
-    for kernel in target["kernels"]:
+    kernels = compiled_for_hopper(DECK / "fp8_product" / "candidates" / "cuda.py")
+    assert {kernel["name"] for kernel in kernels} == {"product_kernel", "realign_kernel", "few_rows_kernel"}
+    for kernel in kernels:
         assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
         assert all(".E4M3.E4M3" in name for name in kernel["tensor_instructions"])
         assert bool(kernel["tensor_instructions"]) == (kernel["name"] != "realign_kernel")
@@ -392,19 +378,13 @@ def test_the_launcher_of_kda_hands_over_its_arguments(cuda_runtime):
     runtime, built = cuda_runtime
     run = built({"CUDA": runpy.run_path(str(DECK / "kda/candidates/records.py"))["source"]()[0]}, "kda_records", []).run
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
-    former, former_grid = (
-        (ctypes.c_uint64 * 16).in_dll(runtime, "former"),
-        (ctypes.c_uint * 3).in_dll(runtime, "former_grid"),
-    )
+    former = (ctypes.c_uint64 * 16).in_dll(runtime, "former")
+    former_grid = (ctypes.c_uint * 3).in_dll(runtime, "former_grid")
     launched, wanted = ctypes.c_int.in_dll(runtime, "launched"), ctypes.c_int.in_dll(runtime, "wanted")
     q, k, v, g, beta, records, out = (number << 20 for number in range(11, 18))
     wanted.value = 1
-    for batch, tokens, heads, parts, is_float in (
-        (2, 2048, 8, 4, 0),
-        (1, 2000, 4, 8, 1),
-        (1, 64, 8, 8, 0),
-        (3, 1, 3, 4, 1),
-    ):
+    calls = (2, 2048, 8, 4, 0), (1, 2000, 4, 8, 1), (1, 64, 8, 8, 0), (3, 1, 3, 4, 1)
+    for batch, tokens, heads, parts, is_float in calls:
         before, chunks = launched.value, -(-tokens // 64)
         assert run(q, k, v, g, beta, records, out, batch, tokens, heads, is_float, STREAM) == 0
         assert launched.value == before + 2

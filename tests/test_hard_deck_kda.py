@@ -9,12 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, IS_TORCH_2_6, tool_json
+from conftest import BUNDLE, compiled_for_hopper
 from kernelopt.device import programs
 
-pytest.importorskip("triton")  # two_products.py, beside it, imports it
-FOLDER = BUNDLE / "benchmarks" / "hard_deck" / "kda"
-FILE = FOLDER / "candidates" / "records.py"
+torch = pytest.importorskip("torch")
+FILE = BUNDLE / "benchmarks" / "hard_deck" / "kda" / "candidates" / "records.py"
 
 LAYOUT_CHECK = r"""
 #define __device__
@@ -65,13 +64,8 @@ def test_a_panel_has_the_swizzle_of_128_bytes_and_eight_rows_of_a_part_meet_all_
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
     """What compile_kernel.py says of the kernels, and the folder of their code."""
-    if programs.find("nvcc") is None:
-        pytest.skip("needs nvcc")
-    if IS_TORCH_2_6:
-        pytest.skip("load_inline has no no_implicit_headers")
-    files, folder = ("--kernel", FILE, "--reference", FOLDER / "reference.py"), tmp_path_factory.mktemp("code")
-    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", "--emit", folder)["targets"]
-    return target["kernels"], folder / "sm_90a"
+    folder = tmp_path_factory.mktemp("code")
+    return compiled_for_hopper(FILE, "--emit", folder), folder / "sm_90a"
 
 
 def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
@@ -117,7 +111,6 @@ OTHERS = {  # what differs from 2 x 70 tokens of 2 heads, and what is said
 
 @pytest.mark.parametrize(("shapes", "said"), OTHERS.values(), ids=OTHERS)
 def test_what_the_kernel_does_not_serve_is_refused_before_a_launch(candidate, shapes, said):
-    torch = pytest.importorskip("torch")
     shapes = {**dict.fromkeys("qkvg", (2, 70, 2, 128)), "beta": (2, 70, 2), **shapes}
     dtypes = {"g": torch.float32}
     inputs = [torch.empty(1, dtype=dtypes.get(name, torch.bfloat16)).expand(shape) for name, shape in shapes.items()]

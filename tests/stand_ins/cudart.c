@@ -4,9 +4,10 @@
 typedef struct { unsigned x, y, z; } dim3;
 enum { WORDS = 16 };
 int launched, wanted; /* wanted: how many arguments of a kernel there are */
-unsigned grid[3], former_grid[3]; /* of the last launch and of the one before */
-uint64_t stream, former_stream;
-uint64_t words[WORDS], first[WORDS], former[WORDS], last[WORDS]; /* 8 bytes of each argument; the first and the last, whole */
+unsigned grid[3];
+uint64_t stream, words[WORDS], first[WORDS], last[WORDS]; /* 8 bytes of each argument; the first and the last, whole */
+unsigned former_grid[3]; /* of the launch before, as is its first argument */
+uint64_t former_stream, former[WORDS];
 static dim3 blocks;
 static void* on;
 

@@ -900,7 +900,7 @@ template <auto kernel> int prepare(int bytes) {
 
 namespace fold {
 
-int launch(Problem p, int batch, cudaStream_t stream) {
+int launch(const Problem& p, int batch, cudaStream_t stream) {
     MUST(prepare<fold_kernel>(SHARED_BYTES));
     cudaLaunchConfig_t config = {};
     config.gridDim = dim3(p.heads, batch, p.chunks), config.blockDim = dim3(THREADS);
