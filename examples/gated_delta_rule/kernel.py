@@ -1,129 +1,1214 @@
-"""Gated delta rule in two kernels. fold: the WY form of each chunk of 64 tokens, all chunks side by side; a chunk looks up
-its sequence, so the host never waits for the offsets. walk: over the chunks of a sequence, a block for a part of V of a
-head; two products of the state a chunk, one after the other, and the output beside them. Keys and queries are read as
-they are, since a gate is one number a token. Narrow parts of V fill the card, wide ones read keys and queries less often."""
+"""Gated delta rule, sequences end to end, in two kernels of CUDA C++ for sm_90a. For the state S before a chunk of 64
+tokens of a head, with `sums` the sums of its gates up to each token:
+
+    c = T (v - exp(sums) k S) ;  o = scale exp(sums) q S + weighted c ;  S = exp(last) S + (exp(last - sums) k)^T c
+
+where lower is beta k k^T and weighted is scale q k^T, both times the decay between two tokens. fold computes
+T = (I + lower)^-1 diag(beta), all chunks side by side, and writes a record of 8,960 bytes a chunk and head: T as walk
+wants it in shared memory, sums, exp(sums), and exp(last - sums). walk goes over the chunks of a sequence and head, and is launched
+while fold ends. More in the record would be more bytes: 2048 records like KDA's are 152 MB.
+
+fold: a block of four warps takes a chunk of a head, and finds its sequence in the offsets itself. A chunk n of sequence
+s, which begins at token t, has the place t / 64 + s + n, rounded down: no two have the same, and no sum over lengths is
+needed. Only blocks of 16 x 16 on the diagonal of I + lower are inverted, in fp32; each warp solves for 16 columns of T.
+The first block of the grid sorts the sequences by length, the longest first, where there are at most SORTED.
+
+walk: a cluster takes pairs of sequence and head, a block 64 columns of V.
+* The chain is transposed, and stays in the registers of a warpgroup: what one product leaves there in fp32 is, as bf16,
+  the A of the next one. p^T = S^T k^T; u^T = v^T - exp(sums) p^T; c^T = u^T T^T; S^T = exp(last) S^T + (exp(last - sums)
+  c^T) k. k and T are the B of these as they lie in shared memory. No fence or barrier stands between these products.
+* Another warpgroup makes weighted of q and k, in registers, and the outputs from S and c, which it gets through shared
+  memory in bf16: the chain writes them there while its products run. With few pairs, where SMs are free, that warpgroup
+  is in another block of the cluster.
+* q, k and v come from the inputs, by tensor copies into a ring of stages. Each block fetches a slice of q, k and T for
+  all blocks of its cluster that need it (multicast), and its own columns of v.
+* Clusters stay: they take the sorted pairs to and fro (0 1 2 .. 2 1 0 0 1 ..), so each gets long and short ones. A
+  pair's state comes through the ring, before its chunks. The chain puts the state of the pair before in its place, in
+  the same reads and writes, and a copy takes it to memory.
+* Tokens behind a sequence's end are the next one's. They add nothing, whatever is there: c is zero, keys are cut off.
+* A block ends when all that is sent to it has come, so no barrier of the cluster, with its fence, stands at the end.
+"""
 
 import torch
-import triton
-import triton.language as tl
+from torch.utils.cpp_extension import load_inline
+
+try:
+    from torch._C import _cuda_getCurrentRawStream as stream_of  # makes no torch.cuda.Stream
+except ImportError:
+
+    def stream_of(device):
+        return torch.cuda.current_stream(device).cuda_stream
+
 
 CHUNK = 64
 WIDTH = 128
-INVERSE = "tf32"
-FOLD_WARPS = 4
-REGISTERS = 168
-PART = 64
-WALK_WARPS = 4
-STAGES = 3
+RECORD = 8960  # bytes of a chunk and head
+FOLD_BLOCKS = 6  # of an SM: the compiler leaves registers for so many
+# Blocks of a cluster, stages of the ring, slots for S and c on their way to the outputs. Of four blocks two have the
+# chain, and two the outputs.
+MANY = (2, 3, 2)
+FEW = (4, 4, 3)  # with at most FEW_PAIRS pairs of sequence and head
+FEW_PAIRS = 24
+# walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
+# stored (1), or when all have started (2). It reads nothing before fold has ended.
+DEPENDENT = 2
+CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS DEPENDENT".split()
 
 
-@triton.jit
-def inverse_of(lower, row, column, PRECISION: tl.constexpr):
-    """(I + lower)^-1 of 64 x 64 values below the diagonal: blocks of 1, 2, 4, … 32 joined in pairs."""
-    inverse = tl.where(row == column, 1.0, 0.0)
-    inverse -= tl.where((row // 2 == column // 2) & (row > column), lower, 0.0)
-    for level in tl.range(1, 6, num_stages=1):
-        below = ((row >> (level + 1)) == (column >> (level + 1))) & ((row >> level) > (column >> level))
-        joined = tl.dot(inverse, tl.where(below, lower, 0.0), input_precision=PRECISION)
-        inverse -= tl.dot(joined, inverse, input_precision=PRECISION)
-    return inverse
+
+def wgmma(n):
+    """m64 n k16 of bf16, n / 2 sums a thread: d = A B, and d += A B. A is in registers, B in shared memory; there the
+    values of a column lie together, or where BY_ROWS those of a row."""
+    half = n // 2
+    sums, outputs = ", ".join(f"%{i}" for i in range(half)), ", ".join(f'"+f"(d[{i}])' for i in range(half))
+    registers = ", ".join(f"%{half + i}" for i in range(4))
+    inputs = ", ".join(f'"r"(a[{i}])' for i in range(4))
+
+    def function(name, kind, first):
+        return f"""template <bool BY_ROWS = false>
+__device__ __forceinline__ void {name}(float (&d)[{half}], const u32 (&a)[4], uint64_t b) {{
+    asm volatile("{{.reg .pred p; setp.ne.b32 p, 0, {0 if first else 1}; "
+                 "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 "
+                 "{{{sums}}}, {{{registers}}}, %{half + 4}, p, 1, 1, %{half + 5};}}"
+                 : {outputs.replace("+", kind)} : {inputs}, "l"(b), "n"(BY_ROWS));
+}}
+"""
+
+    return function("multiply_first", "=", True) + function("multiply", "+", False)
 
 
-@triton.jit
-def fold(
-    q, k, v, g, beta, offsets, new, pushed, weighted, sums, sequences, heads, scale,
-    SEQUENCES: tl.constexpr, CHUNK: tl.constexpr, WIDTH: tl.constexpr, INVERSE: tl.constexpr,
-):  # fmt: skip
-    """c = new - pushed S, o = exp(sums) scale q S + weighted c, for the S before a chunk."""
-    dtype = q.dtype.element_ty
-    chunk = tl.program_id(0)
-    head = tl.program_id(1)
-    # the sequence of this chunk: the one before whose end as many chunks lie
-    sequence = tl.arange(0, SEQUENCES)
-    there = sequence < sequences
-    starts = tl.load(offsets + sequence, there, 0)
-    chunks = (tl.load(offsets + sequence + 1, there, 0) - starts + CHUNK - 1) // CHUNK
-    ends = tl.cumsum(tl.where(there, chunks, 0), 0)
-    own_sequence = tl.sum((ends <= chunk).to(tl.int32), 0)
-    if own_sequence < sequences:
-        here = sequence == own_sequence
-        first = tl.sum(tl.where(here, starts + (chunk - ends + chunks) * CHUNK, 0), 0)
-        last = tl.load(offsets + own_sequence + 1)
-        row = tl.arange(0, CHUNK)[:, None]
-        column = tl.arange(0, CHUNK)[None, :]
-        token = first + tl.arange(0, CHUNK)
-        inside = (token < last)[:, None]
-        line = token * heads + head
-        at = line[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-        summed = tl.cumsum(tl.load(g + line, token < last, 0.0), 0)
-        rate = tl.load(beta + line, token < last, 0.0).to(tl.float32)
-        keys = tl.load(k + at, inside, 0.0)
-        queries = tl.load(q + at, inside, 0.0)
-        decay = tl.exp(tl.where(row >= column, summed[:, None] - summed[None, :], float("-inf")))
-        weights = tl.dot(queries, tl.trans(keys)) * (decay * scale)
-        tl.store(weighted + line[:, None] * CHUNK + column, weights.to(dtype), inside)
-        tl.store(sums + line, summed, token < last)
-        own = tl.where(row > column, tl.dot(keys, tl.trans(keys)) * decay * rate[:, None], 0.0)
-        solved = inverse_of(own, row, column, INVERSE) * rate[None, :]
-        values = tl.load(v + at, inside, 0.0)
-        tl.store(new + at, tl.dot(solved.to(dtype), values).to(dtype), inside)
-        solved *= tl.exp(summed)[None, :]
-        tl.store(pushed + at, tl.dot(solved.to(dtype), keys).to(dtype), inside)
+PTX = r"""
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+typedef uint32_t u32;
+
+template <class T> __device__ __forceinline__ T lds(const uint8_t* at) { return *reinterpret_cast<const T*>(at); }
+template <class T> __device__ __forceinline__ void sts(uint8_t* at, T value) { *reinterpret_cast<T*>(at) = value; }
+__device__ __forceinline__ u32 shared_address(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+// Four 8 x 8 tiles of 16 bits; lane l gives the address of row l % 8 of tile l / 8.
+__device__ __forceinline__ void ldmatrix(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void ldmatrix_trans(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ void stmatrix(u32 at, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+__device__ __forceinline__ void stmatrix_trans(u32 at, const u32 (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 ::"r"(at), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
+}
+__device__ __forceinline__ u32 packed(float low, float high) {  // to a pair of bf16
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+__device__ __forceinline__ float power_of_2(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+template <int THREADS> __device__ __forceinline__ void barrier_of(u32 number) {
+    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
+}
+__device__ __forceinline__ void let_walk_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_fold() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+// Of fold
+
+// Hidden from the compiler, which would else share expressions of the thread between distant phases, and spill some.
+__device__ __forceinline__ int warp_of_block() {
+    u32 thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return thread / 32;
+}
+// threadIdx.x % 32 out of another register, for the last phases, for the same reason.
+__device__ __forceinline__ int lane_again() {
+    int lane;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+// 16 bytes to shared memory, zeros where `inside` is false. With a hint to the L2, ptxas 13.0 made an illegal
+// instruction of this (LDGSTS [R19+UR0], desc[UR1]).
+__device__ __forceinline__ void copy16(uint8_t* to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 ::"r"(shared_address(to)), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+}
+// d += a b. With g = lane / 4 and t = lane % 4, d is (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1) of 16 x 8.
+__device__ __forceinline__ void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Of walk
+
+// A warpgroup asks for registers, or gives some away.
+template <int COUNT> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+__device__ __forceinline__ u32 rank_in_cluster() {
+    u32 rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void bar_init(u32 bar, u32 count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void bar_arrive(u32 bar) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+__device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
+    asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\n"
+                 "bra again;\ndone:\n}" ::"r"(bar), "r"(parity) : "memory");
+}
+// The same place in another block of the cluster.
+__device__ __forceinline__ u32 in_block(u32 place, u32 block) {
+    u32 there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(place), "r"(block));
+    return there;
+}
+// Without .release.cluster, which is a fence of the whole GPU: this tells that something was read.
+__device__ __forceinline__ void bar_arrive_there(u32 bar_there) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar_there) : "memory");
+}
+__device__ __forceinline__ void fence_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void cluster_barrier() {  // for the mbarriers' first values alone: fence_init releases them
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+// A box of a tensor of two dimensions; column and row are those of its first element.
+__device__ __forceinline__ void copy_box(u32 to, const CUtensorMap* map, int column, int row, u32 bar) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void copy_box_to_all(u32 to, const CUtensorMap* map, int column, int row, u32 bar,
+                                                u32 blocks) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%2, %3}], [%4], %5;"
+                 ::"r"(to), "l"(map), "r"(column), "r"(row), "r"(bar), "h"((uint16_t)blocks) : "memory");
+}
+__device__ __forceinline__ void copy(u32 to, const uint8_t* from, u32 bytes, u32 bar) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
+}
+__device__ __forceinline__ void copy_to_all(u32 to, const uint8_t* from, u32 bytes, u32 bar, u32 blocks) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1], %2, [%3], %4;"
+                 ::"r"(to), "l"(from), "r"(bytes), "r"(bar), "h"((uint16_t)blocks) : "memory");
+}
+__device__ __forceinline__ void load_words(u32 (&a)[4], u32 at) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at) : "memory");
+}
+__device__ __forceinline__ float load_float(u32 at) {
+    float r;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(at) : "memory");
+    return r;
+}
+__device__ __forceinline__ float2 load_floats(u32 at) {
+    float2 r;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(at) : "memory");
+    return r;
+}
+__device__ __forceinline__ void store_float(u32 at, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_zeros(u32 at) {  // 16 bytes
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+}
+// To the same place of another block's shared memory, whose barrier counts the bytes.
+__device__ __forceinline__ void copy_there(u32 there, u32 from, u32 bytes, u32 bar_there) {
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 ::"r"(there), "r"(from), "r"(bytes), "r"(bar_there) : "memory");
+}
+__device__ __forceinline__ void store_box(const CUtensorMap* map, int column, int row, u32 from) {
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+                 ::"l"(map), "r"(from), "r"(column), "r"(row) : "memory");
+}
+__device__ __forceinline__ void wait_until_read() {  // what this thread stores from shared memory
+    asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+// What this thread wrote to shared memory is there for wgmma and bulk copies; after a barrier, what all wrote.
+__device__ __forceinline__ void async_sees() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int GROUPS> __device__ __forceinline__ void products_but() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
+}
+// The compiler neither reads nor changes these sums across this line.
+template <int COUNT> __device__ __forceinline__ void hold(float (&d)[COUNT]) {
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+}
+@WGMMA@"""
+
+LAYOUT = r"""
+constexpr int CHUNK = 64, WIDTH = 128;
+
+// A panel has 64 rows, which are tokens, of 64 columns in bf16. Its 16-byte parts stand in the 128-byte swizzle of
+// wgmma, where eight rows of one part meet all banks, too.
+constexpr u32 PANEL = 8192;
+__device__ __forceinline__ int panel_at(int row, int part) { return row * 128 + ((part ^ (row & 7)) << 4); }
+
+// Bytes of a record: T, a panel; for each token in fp32 the sum of gates up to it, times log2(e); 2^sum; 2^(last - sum).
+constexpr u32 SUMS = PANEL, GATE = CHUNK * 4, GATES = 3 * GATE, RECORD = PANEL + GATES;
+"""
+
+FOLD = r"""
+namespace fold {
+
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int BLOCK_BYTES = 16 * 128, TILE_BYTES = 2 * PANEL;  // 16 tokens of a panel; 64 x 128 bf16 in two panels
+constexpr int SORTED = 512;                                    // sequences at most, or they stay as they are
+constexpr float PER_E = 1.4426950408889634f;                   // log2(e)
+constexpr float LEAST = -150;                                  // 2^LEAST is 0; -inf would give NaN
+
+// Shared memory: keys; sums of gates and beta, fp32 [token]; where the chunk lies.
+constexpr int KEYS = 0, TOKEN_SUMS = TILE_BYTES, RATES = TOKEN_SUMS + CHUNK * 4, PLACE = RATES + CHUNK * 4;
+constexpr int SHARED_BYTES = PLACE + 16;
+// In the place of KEYS, once they are multiplied. LOWER: a panel, -beta decay keys keys^T below the blocks on the
+// diagonal; in those, the inverse of 16 x 16 without its ones. DIAGONALS: what is inverted, fp32
+// [block][column][row]. SOLVED: T.
+constexpr int LOWER = KEYS, DIAGONALS = KEYS + PANEL, SOLVED = KEYS + PANEL;
+
+__device__ __forceinline__ int lane_of_warp() { return threadIdx.x % 32; }
+__device__ __forceinline__ int tile_at(int row, int part) { return part / 8 * PANEL + panel_at(row, part % 8); }
+__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
+
+// Tensors of bf16 are addressed as 16-bit words. order: sequence, first token, tokens, 0 of the longest, the next, ...
+struct Problem {
+    const uint16_t* k;
+    const float* g;
+    const void *beta, *offsets;
+    uint8_t* records;
+    int4* order;
+    int heads, sequences, beta_is_float, offsets_are_long;
+    __device__ __forceinline__ int offset(int i) const {
+        return offsets_are_long ? (int)((const int64_t*)offsets)[i] : ((const int*)offsets)[i];
+    }
+    __device__ __forceinline__ int length(int i) const { return offset(i + 1) - offset(i); }
+};
+
+// Neighbouring blocks take neighbouring heads, whose rows are neighbours in memory.
+struct Place {
+    int64_t first;    // the row of 128 channels of the chunk's first token in k
+    int inside;       // its tokens that exist
+    uint8_t* record;
+};
+
+// The sequence whose places hold the chunk's tells where it lies; no sequence: no token is inside.
+__device__ __forceinline__ Place place_of(uint8_t* memory, const Problem& p, int number) {
+    const int slot = number / p.heads, head = number % p.heads;
+    if (threadIdx.x == 0) sts(memory + PLACE, make_int2(0, 0));
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.sequences; i += THREADS) {
+        const int start = p.offset(i), tokens = p.offset(i + 1) - start, from = (slot - start / CHUNK - i) * CHUNK;
+        if (from >= 0 && from < tokens) sts(memory + PLACE, make_int2(start + from, min(CHUNK, tokens - from)));
+    }
+    __syncthreads();
+    const int2 found = lds<int2>(memory + PLACE);
+    return {(int64_t)found.x * p.heads + head, found.y, p.records + (int64_t)number * RECORD};
+}
+
+// One block of the grid; a thread counts for its sequences how many come before.
+__device__ __forceinline__ void sort(uint8_t* memory, const Problem& p) {
+    const bool sorted = p.sequences <= SORTED;
+    if (sorted)
+        for (int i = threadIdx.x; i < p.sequences; i += THREADS) sts(memory + i * 4, p.length(i));
+    __syncthreads();
+    for (int i = threadIdx.x; i < p.sequences; i += THREADS) {
+        const int own = p.length(i);
+        int before = sorted ? 0 : i;
+        for (int j = 0; sorted && j < p.sequences; ++j) {
+            const int other = lds<int>(memory + j * 4);
+            before += other > own || (other == own && j < i);
+        }
+        p.order[before] = make_int4(i, p.offset(i), own, 0);
+    }
+}
+
+// A warp copies the rows of 16 tokens.
+__device__ __forceinline__ void load_keys(uint8_t* memory, const Problem& p, const Place& place, int warp) {
+    const int lane = lane_of_warp(), part = lane % 16;
+    const uint16_t* from = p.k + place.first * WIDTH + part * 8;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = 16 * warp + 2 * i + lane / 16;
+        const bool inside = row < place.inside;
+        copy16(memory + KEYS + tile_at(row, part), from + (inside ? (int64_t)row * p.heads * WIDTH : 0), inside);
+    }
+    commit_copies();
+}
+
+// By one warp, two tokens a lane.
+__device__ __forceinline__ void gate(uint8_t* memory, const Problem& p, const Place& place) {
+    const int lane = lane_of_warp();
+    float g[2];
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int token = 2 * lane + i;
+        g[i] = token < place.inside ? p.g[place.first + (int64_t)token * p.heads] * PER_E : 0;
+        g[i] = g[i] < LEAST ? LEAST : g[i];
+    }
+    float sum = g[0] + g[1];
+    #pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const float other = __shfl_sync(~0u, sum, max(lane - step, 0));
+        if (lane >= step) sum += other;
+    }
+    const float before = __shfl_sync(~0u, sum, max(lane - 1, 0)), last = __shfl_sync(~0u, sum, 31);
+    const float2 sums = make_float2((lane ? before : 0) + g[0], sum);
+    float start[2], end[2];
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        start[i] = power_of_2(i ? sums.y : sums.x);
+        end[i] = 2 * lane + i < place.inside ? power_of_2(last - (i ? sums.y : sums.x)) : 0;
+    }
+    sts(memory + TOKEN_SUMS + lane * 8, sums);
+    float2* gates = reinterpret_cast<float2*>(place.record + SUMS);
+    gates[lane] = sums, gates[32 + lane] = make_float2(start[0], start[1]), gates[64 + lane] = make_float2(end[0], end[1]);
+}
+
+__device__ __forceinline__ void put_rates(uint8_t* memory, const Problem& p, const Place& place) {
+    #pragma unroll
+    for (int token = lane_of_warp(); token < CHUNK; token += 32) {
+        float rate = 0;
+        const int64_t at = place.first + (int64_t)token * p.heads;
+        if (token < place.inside)
+            rate = p.beta_is_float ? ((const float*)p.beta)[at] : low(((const uint16_t*)p.beta)[at]);
+        sts(memory + RATES + token * 4, rate);
+    }
+}
+
+// Products of the keys of a block with the keys of the blocks up to it: sums[earlier][eight tokens].
+template <int BLOCK> __device__ __forceinline__ void multiply_pairs(float (&sums)[4][2][4], const uint8_t* memory) {
+    const int lane = lane_of_warp();
+    const uint8_t* left = memory + KEYS + BLOCK * BLOCK_BYTES + lane % 16 * 128;
+    const uint8_t* right = memory + KEYS + (lane / 16 * 8 + lane % 8) * 128;
+    const int left_part = (lane / 16 ^ lane % 8) << 4, right_part = (lane / 8 % 2 ^ lane % 8) << 4;
+    #pragma unroll
+    for (int step = 0; step < WIDTH / 16; ++step) {
+        u32 a[4], b[4];
+        const int panel = step / 4 * PANEL, part = step % 4 * 32;
+        ldmatrix(a, shared_address(left + panel + (left_part ^ part)));
+        #pragma unroll
+        for (int earlier = 0; earlier <= BLOCK; ++earlier) {
+            ldmatrix(b, shared_address(right + panel + earlier * BLOCK_BYTES + (right_part ^ part)));
+            multiply(sums[earlier][0], a, b[0], b[1]);
+            multiply(sums[earlier][1], a, b[2], b[3]);
+        }
+    }
+}
+
+// One piece of code for each block has no branches in it, so loads run ahead of products.
+__device__ __forceinline__ void multiply_pairs_of(int block, float (&sums)[4][2][4], const uint8_t* memory) {
+    switch (block) {
+    case 0: return multiply_pairs<0>(sums, memory);
+    case 1: return multiply_pairs<1>(sums, memory);
+    case 2: return multiply_pairs<2>(sums, memory);
+    default: return multiply_pairs<3>(sums, memory);
+    }
+}
+
+// Rows and columns of the products are scaled. Above the diagonal the power may be infinite, and is not taken.
+__device__ __forceinline__ void put_lower(uint8_t* memory, const float (&sums)[4][2][4], int block) {
+    const int lane = lane_of_warp(), row = lane / 4, column = lane % 4 * 2;
+    const uint8_t *rate = memory + RATES + (16 * block + row) * 4, *gates = memory + TOKEN_SUMS;
+    const float rates[2] = {lds<float>(rate), lds<float>(rate + 32)};
+    const uint8_t* own = gates + (16 * block + row) * 4;
+    const float of_row[2] = {lds<float>(own), lds<float>(own + 32)};
+    #pragma unroll
+    for (int earlier = 0; earlier < 4; ++earlier) {
+        if (earlier > block) break;
+        u32 r[4];
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const float* pair = sums[earlier][i / 2] + i % 2 * 2;
+            const float2 of_column = lds<float2>(gates + (16 * earlier + column + 8 * (i / 2)) * 4);
+            const float one = pair[0] * rates[i % 2] * power_of_2(of_row[i % 2] - of_column.x);
+            const float two = pair[1] * rates[i % 2] * power_of_2(of_row[i % 2] - of_column.y);
+            r[i] = packed(-one, -two);
+            if (earlier < block) continue;
+            const int i_row = row + 8 * (i % 2), i_column = column + 8 * (i / 2);
+            uint8_t* at = memory + DIAGONALS + block * 1024 + i_column * 64 + i_row * 4;
+            sts(at, i_row > i_column ? one : 0.0f), sts(at + 64, i_row > i_column + 1 ? two : 0.0f);
+        }
+        const int at = LOWER + panel_at(16 * block + lane % 16, 2 * earlier + lane / 16);
+        if (earlier < block) stmatrix(shared_address(memory + at), r);
+    }
+}
+
+// A lane solves for a column of the inverse of 16 x 16; lanes 16 and up do so too, and store the lower rows.
+__device__ __forceinline__ void invert(uint8_t* memory, int block) {
+    const uint8_t* lower = memory + DIAGONALS + block * 1024;
+    const int lane = lane_of_warp(), column = lane % 16, half = lane / 16;
+    float x[16];
+    #pragma unroll
+    for (int row = 0; row < 16; ++row) x[row] = row == column;
+    #pragma unroll
+    for (int k = 0; k < 15; ++k) {
+        #pragma unroll
+        for (int row = (k + 1) / 4 * 4; row < 16; row += 4) {
+            const float4 a = lds<float4>(lower + k * 64 + row * 4);  // zeros on and above the diagonal
+            x[row] -= a.x * x[k], x[row + 1] -= a.y * x[k], x[row + 2] -= a.z * x[k], x[row + 3] -= a.w * x[k];
+        }
+    }
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int row = i + 8 * half;
+        const float value = row == column ? 0 : half ? x[i + 8] : x[i];
+        uint8_t* line = memory + LOWER + panel_at(16 * block + row, 2 * block + column / 8);
+        sts(line + column % 8 * 2, (uint16_t)packed(value, 0));
+    }
+}
+
+__device__ __forceinline__ void as_operand(u32 (&a)[4], const float (&sums)[2][4]) {
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = packed(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
+}
+
+// 16 columns of (I + lower)^-1 diag(beta). Transposed: the columns are rows of the products. Blocks of tokens before
+// the columns' own are zeros, and are multiplied like others.
+__device__ __forceinline__ void solve(uint8_t* memory, int own) {
+    u32 x[4][4], a[4], b[4];  // x: solved, [block]
+    const int lane = lane_again(), token = lane / 16 * 8 + lane % 8, odd = lane / 8 % 2;
+    #pragma unroll
+    for (int block = 0; block < 4; ++block) {
+        float sums[2][4];  // [eight tokens]
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int row = lane % 4 * 2 + i % 2 + i / 4 * 8, column = lane / 4 + i / 2 % 2 * 8;
+            const bool here = block == own && row == column;
+            sums[i / 4][i % 4] = here ? lds<float>(memory + RATES + (16 * block + row) * 4) : 0.0f;
+        }
+        #pragma unroll
+        for (int earlier = 0; earlier < block; ++earlier) {
+            ldmatrix(b, shared_address(memory + LOWER + panel_at(16 * block + token, 2 * earlier + odd)));
+            multiply(sums[0], x[earlier], b[0], b[1]), multiply(sums[1], x[earlier], b[2], b[3]);
+        }
+        ldmatrix(b, shared_address(memory + LOWER + panel_at(16 * block + token, 2 * block + odd)));
+        as_operand(a, sums);  // without the inverse's ones: what they multiply is in the sums, in fp32
+        multiply(sums[0], a, b[0], b[1]), multiply(sums[1], a, b[2], b[3]);
+        as_operand(x[block], sums);
+        stmatrix_trans(shared_address(memory + SOLVED + panel_at(16 * block + token, 2 * own + odd)), x[block]);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, FOLD_BLOCKS) fold_kernel(const Problem p) {
+    extern __shared__ __align__(128) uint8_t memory[];
+    if (DEPENDENT == 2) let_walk_start();
+    if (blockIdx.x == 0) return sort(memory, p);
+    const int warp = warp_of_block();
+    const Place place = place_of(memory, p, blockIdx.x - 1);
+    if (!place.inside) return;
+    load_keys(memory, p, place, warp);
+    if (warp == 0) gate(memory, p, place);
+    if (warp == 1) put_rates(memory, p, place);
+    wait_copies<0>();
+    __syncthreads();
+    float sums[4][2][4] = {};
+    multiply_pairs_of(warp, sums, memory);
+    __syncthreads();  // the place of the keys is free
+    put_lower(memory, sums, warp);
+    __syncwarp();
+    invert(memory, warp);
+    __syncthreads();
+    solve(memory, warp);
+    __syncthreads();
+    #pragma unroll
+    for (int i = 0; i < PANEL / 16 / THREADS; ++i) {
+        const int at = (i * THREADS + threadIdx.x) * 16;
+        *reinterpret_cast<uint4*>(place.record + at) = lds<uint4>(memory + SOLVED + at);
+    }
+    if (DEPENDENT == 1) let_walk_start();
+}
+
+}  // namespace fold
+"""
+
+WALK = r"""
+namespace walk {
+
+// A warpgroup for the chain, one for the outputs, and one of which some threads fetch and send. The compiler has 168
+// registers a thread for three; the third leaves most of its own to the others.
+constexpr int GROUP = 128, THREADS = 3 * GROUP, OF_CHAIN = 240, OF_OUTPUTS = 200, OF_THIRD = 56;
+constexpr int PART = 64;  // columns of V of a block: the rows of its products
+
+template <int CLUSTER_, int STAGES_, int SLOTS_> struct Shape {
+    static constexpr int CLUSTER = CLUSTER_, STAGES = STAGES_, SLOTS = SLOTS_;
+    static constexpr bool APART = CLUSTER == 4;           // blocks 0 and 1 have the chain, 2 and 3 the outputs
+    static constexpr int BOX_ROWS = 2 * CHUNK / CLUSTER;  // of a panel of k: what a block fetches
+    // Bytes. A stage: keys; T and the block's columns of v; queries; gates. T and v are in other blocks than queries, or
+    // in the same. Or it is a pair's state, fp32, 32 columns and then the others. A slot: S^T, then c^T. Barriers stand
+    // behind both: full, empty: a stage has come, all blocks have used it; used: this block's warps have; ready: S and c
+    // are in a slot; passed: the outputs have used them.
+    static constexpr u32 SOLVED = 2 * PANEL, VALUES = SOLVED + PANEL, QUERIES = APART ? SOLVED : VALUES + PANEL;
+    static constexpr u32 GATES_AT = QUERIES + 2 * PANEL, FULL = GATES_AT + GATES, EMPTY = FULL + 8, USED = FULL + 16;
+    static constexpr u32 STATES = 3 * PANEL, READY = STATES, PASSED = READY + 8;
+    static constexpr u32 STAGE = GATES_AT + 1024, SLOT = STATES + 1024, SLOTS_AT = STAGES * STAGE;
+    static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + PANEL;
+    static_assert(CLUSTER == 2 || CLUSTER == 4, "blocks of a cluster");
+    static_assert(SHARED_BYTES <= 232448 && SLOTS > 1 && STAGES > 1, "a block must fit, and a chain be a slot ahead");
+};
+
+struct Problem {
+    CUtensorMap q, k, v, states, after;
+    const uint8_t* records;
+    const int4* order;
+    __nv_bfloat16* out;
+    int heads, pairs, clusters;
+};
+
+template <int N> struct Number { __device__ constexpr operator int() const { return N; } };
+
+struct Places {
+    u32 base, rank;       // everything has the same place in all blocks of a cluster
+    bool chain, outputs;  // what this block does
+    __device__ __forceinline__ int half() const { return rank % 2; }  // of the columns of V
+};
+
+struct Pair {
+    int sequence, head, first, tokens;
+    __device__ __forceinline__ int row(int heads) const { return (sequence * heads + head) * WIDTH; }  // of its state
+};
+
+// The cluster's pairs, to and fro over the sorted ones. Each is looked up a pair ahead.
+template <class F> __device__ __forceinline__ void each_pair(const Problem& p, F&& act) {
+    const int own = blockIdx.y;
+    int index = own;
+    int4 line = p.order[index / p.heads];
+    for (int round = 1; index < p.pairs; ++round) {
+        const Pair pair = {line.x, index % p.heads, line.y, line.z};
+        index = round * p.clusters + (round % 2 ? p.clusters - 1 - own : own);
+        if (index < p.pairs) line = p.order[index / p.heads];
+        act(pair);
+    }
+}
+
+// Which of COUNT stages or slots is next, and the parity of its barriers. Kept from one to the next: what is computed
+// from their number would delay products.
+template <int COUNT, u32 SIZE> struct Turn {
+    u32 place, left = COUNT, parity = 0;
+    __device__ __forceinline__ Turn(u32 first) : place(first) {}
+    __device__ __forceinline__ void next() {
+        place += SIZE;
+        if (--left == 0) place -= COUNT * SIZE, left = COUNT, parity ^= 1;
+    }
+};
+// Stages come in this order: a pair's state, its chunks, the next pair's state, ... and after the last pair one without a
+// state, into which the last one's is put.
+template <class S> struct Stages : Turn<S::STAGES, S::STAGE> {
+    __device__ __forceinline__ Stages(const Places& at) : Turn<S::STAGES, S::STAGE>(at.base) {}
+    __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const { bar_wait(this->place + bar, this->parity ^ turned); }
+};
+template <class S> struct Slots : Turn<S::SLOTS, S::SLOT> {
+    __device__ __forceinline__ Slots(const Places& at) : Turn<S::SLOTS, S::SLOT>(at.base + S::SLOTS_AT) {}
+    __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const { bar_wait(this->place + bar, this->parity ^ turned); }
+};
+__device__ __forceinline__ void arrive_of_warp(u32 bar) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) bar_arrive(bar);
+}
+
+// Descriptors of wgmma. Only their lower words change from product to product, by additions without a carry: what is
+// computed between two products delays the second.
+__device__ __forceinline__ uint64_t descriptor(u32 low) {
+    return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;  // groups of eight lines are 1024 bytes apart; 128-byte swizzle
+}
+// 64 columns of B, of which each is a line of the panels: its k lie together.
+__device__ __forceinline__ uint64_t of_columns(u32 at, int step) {
+    return descriptor(((at & 0x3FFFF) >> 4 | 1 << 16) + (step / 4 * PANEL + step % 4 * 32 >> 4));
+}
+// Of B each k is a line of the panel: 64 columns lie together.
+__device__ __forceinline__ uint64_t of_rows(u32 at, int step) {
+    return descriptor(((at & 0x3FFFF) >> 4 | PANEL >> 4 << 16) + (step * 16 * 128 >> 4));
+}
+
+// Sums as the A of a next product: their columns are its k.
+template <int STEPS> __device__ __forceinline__ void as_operand(u32 (&a)[STEPS][4], const float (&d)[8 * STEPS]) {
+    #pragma unroll
+    for (int i = 0; i < 8 * STEPS; i += 2) a[i / 8][i % 8 / 2] = packed(d[i], d[i + 1]);
+}
+// The thread's row of its warp's 16, for ldmatrix and stmatrix of A or sums: parts of 16 bytes, columns 16 step and up.
+__device__ __forceinline__ u32 line_at(int step) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % GROUP / 32 * 16 + lane % 16;
+    return step / 4 * PANEL + panel_at(row, step % 4 * 2 + lane / 16);
+}
+template <int STEPS> __device__ __forceinline__ void store_lines(u32 to, const u32 (&a)[STEPS][4], int from = 0) {
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) stmatrix(to + line_at(from + step), a[step]);
+}
+template <int STEPS> __device__ __forceinline__ void load_lines(u32 (&a)[STEPS][4], u32 from) {
+    #pragma unroll
+    for (int step = 0; step < STEPS; ++step) ldmatrix(a[step], from + line_at(step));
+}
+// d += A B; where FRESH, d = A B.
+template <bool FRESH, int STEPS>
+__device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[STEPS][4], u32 b, int from = 0) {
+    if (FRESH) multiply_first(d, a[0], of_columns(b, from));
+    else multiply(d, a[0], of_columns(b, from));
+    #pragma unroll
+    for (int step = 1; step < STEPS; ++step) multiply(d, a[step], of_columns(b, from + step));
+}
+
+// One thread asks for this block's slices and columns. The last turns only wait until all blocks have used what this
+// one sent.
+template <class S> __device__ __forceinline__ void produce(const Problem& p, const Places& at) {
+    constexpr u32 ALL = (1 << S::CLUSTER) - 1, OF_OUTPUTS = S::APART ? 12 : 3, SLICE = PANEL / 2;
+    const u32 bytes = 2 * PANEL + GATES + (at.chain ? 2 * PANEL : 0) + (at.outputs ? 2 * PANEL : 0);
+    const int half = at.half(), panel = at.rank / (S::CLUSTER / 2), row = at.rank % (S::CLUSTER / 2) * S::BOX_ROWS;
+    Stages<S> stage(at);
+    // All blocks send something to all in each turn: so none tells another that it has used a stage while one has still
+    // to tell this of the turn before.
+    auto begin = [&](u32 bytes) {
+        stage.wait(S::EMPTY, 1);
+        bar_expect(stage.place + S::FULL, bytes);
+        return stage.place;
+    };
+    auto greet = [&](u32 bytes) {
+        const u32 to = begin(bytes + S::CLUSTER * 16);
+        copy_to_all(to + S::GATES_AT + at.rank * 16, (const uint8_t*)p.order, 16, to + S::FULL, ALL);
+        return to;
+    };
+    each_pair(p, [&](const Pair& pair) {
+        const uint8_t* record = p.records + ((int64_t)(pair.first / CHUNK + pair.sequence) * p.heads + pair.head) * RECORD;
+        const u32 place = greet(at.chain ? 4 * PANEL : 0);
+        if (at.chain) {
+            copy_box(place, &p.states, half * PART, pair.row(p.heads), place + S::FULL);
+            copy_box(place + 2 * PANEL, &p.states, half * PART + PART / 2, pair.row(p.heads), place + S::FULL);
+        }
+        stage.next();
+        for (int done = 0; done < pair.tokens; done += CHUNK, stage.next(), record += (int64_t)p.heads * RECORD) {
+            const int token = pair.first + done, column = pair.head * WIDTH;
+            const u32 to = begin(bytes), bar = to + S::FULL;
+            copy_box_to_all(to + panel * PANEL + row * 128, &p.k, column + panel * 64, token + row, bar, ALL);
+            copy(to + S::GATES_AT, record + SUMS, GATES, bar);
+            if (at.chain) {
+                copy_to_all(to + S::SOLVED + half * SLICE, record + half * SLICE, SLICE, bar, 3);
+                copy_box(to + S::VALUES, &p.v, column + half * PART, token, bar);
+            }
+            if (at.outputs)
+                copy_box_to_all(to + S::QUERIES + half * PANEL, &p.q, column + half * 64, token, bar, OF_OUTPUTS);
+        }
+    });
+    greet(0);
+    for (int i = 0; i < S::STAGES; ++i) stage.next(), stage.wait(S::EMPTY, 1);
+}
+
+// One thread tells all blocks of the cluster when this one has used a stage. A state that was put there goes to memory
+// before. The chain has no time for this, since its next fence may wait for what it tells others.
+template <class S> __device__ __forceinline__ void release(const Problem& p, const Places& at) {
+    Stages<S> stage(at);
+    int row = -1;
+    auto tell = [&] {
+        for (u32 block = 0; block < S::CLUSTER; ++block) bar_arrive_there(in_block(stage.place + S::EMPTY, block));
+        stage.next();
+    };
+    auto swapped = [&] {
+        stage.wait(S::USED);
+        if (at.chain && row >= 0) {
+            store_box(&p.after, at.half() * PART, row, stage.place);
+            store_box(&p.after, at.half() * PART + PART / 2, row, stage.place + 2 * PANEL);
+            wait_until_read();
+        }
+        tell();
+    };
+    each_pair(p, [&](const Pair& pair) {
+        swapped();
+        row = pair.row(p.heads);
+        for (int done = 0; done < pair.tokens; done += CHUNK) stage.wait(S::USED), tell();
+    });
+    swapped();
+}
+
+// One thread sends S and c to the block that makes the outputs of the same columns. The last turns only wait until it
+// has used them.
+template <class S> __device__ __forceinline__ void send(const Problem& p, const Places& at) {
+    Slots<S> slot(at);
+    each_pair(p, [&](const Pair& pair) {
+        for (int done = 0; done < pair.tokens; done += CHUNK, slot.next()) {
+            slot.wait(S::READY);
+            copy_there(in_block(slot.place, at.rank + 2), slot.place, S::STATES,
+                       in_block(slot.place + S::READY, at.rank + 2));
+        }
+    });
+    for (int i = 0; i < S::SLOTS; ++i) slot.wait(S::PASSED, 1), slot.next();
+}
+
+// S^T of the thread from a stage, and what it had into its place. Eight columns and four channels of a warp meet all
+// banks in the swizzle.
+__device__ __forceinline__ void swap(float (&state)[2][32], u32 stage) {
+    const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / 4, channel = lane % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int row = channel + i % 2, part = column % 32 / 4 + i / 2 * 2;
+        const u32 at = stage + column / 32 * 2 * PANEL + panel_at(row, part) + column % 4 * 4;
+        #pragma unroll
+        for (int eight = 0; eight < 16; ++eight) {
+            float& own = state[eight / 8][eight % 8 * 4 + i];
+            const float next = load_float(at + eight * 8 * 128);
+            store_float(at + eight * 8 * 128, own);
+            own = next;
+        }
+    }
+}
+// For the thread's 16 tokens.
+__device__ __forceinline__ void load_factors(float2 (&factors)[8], u32 from) {
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) factors[i] = load_floats(from + (8 * i + threadIdx.x % 4 * 2) * 4);
+}
+// Columns of v as the sums of p^T lie.
+__device__ __forceinline__ void load_values(float (&values)[32], u32 from) {
+    const int lane = threadIdx.x % 32, token = lane / 16 * 8 + lane % 8, part = threadIdx.x / 32 * 2 + lane / 8 % 2;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        u32 v[4];
+        ldmatrix_trans(v, from + panel_at(16 * i + token, part));
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            values[8 * i + 2 * j] = __uint_as_float(v[j] << 16);
+            values[8 * i + 2 * j + 1] = __uint_as_float(v[j] & 0xffff0000u);
+        }
+    }
+}
+// u^T = v^T - exp(sums) p^T for half of the tokens, as an A; zeros behind the end.
+template <int HALF>
+__device__ __forceinline__ void subtract_from(u32 (&a)[4][4], const float (&p)[32], const float (&v)[32],
+                                              const float2 (&starts)[8], int inside) {
+    #pragma unroll
+    for (int i = 16 * HALF; i < 16 * HALF + 16; i += 2)
+        a[i / 8][i % 8 / 2] = packed(v[i] - starts[i / 4].x * p[i], v[i + 1] - starts[i / 4].y * p[i + 1]);
+    if (inside < CHUNK)
+        #pragma unroll
+        for (int i = 8 * HALF; i < 8 * HALF + 8; ++i) {
+            const int token = i / 2 * 8 + threadIdx.x % 4 * 2;
+            a[i / 4][i % 4] &= (token < inside ? 0xffff : 0) | (token + 1 < inside ? 0xffff0000u : 0);
+        }
+}
+// c^T exp(last - sums), likewise.
+template <int HALF>
+__device__ __forceinline__ void scale(u32 (&a)[4][4], const float (&c)[32], const float2 (&ends)[8]) {
+    #pragma unroll
+    for (int i = 16 * HALF; i < 16 * HALF + 16; i += 2)
+        a[i / 8][i % 8 / 2] = packed(c[i] * ends[i / 4].x, c[i + 1] * ends[i / 4].y);
+}
+// Keys behind the end become zeros, for the product with c: those zeros do not make a NaN one.
+__device__ __forceinline__ void cut_keys(u32 keys, int inside) {
+    const int part = threadIdx.x % 16;
+    for (int row = inside + threadIdx.x / 16; row < CHUNK; row += GROUP / 16)
+        store_zeros(keys + part / 8 * PANEL + panel_at(row, part % 8));
+    async_sees(), barrier_of<GROUP>(1);
+}
+
+// The last chunk stands behind the loop: where the loop is left no product may be under way, or ptxas serializes all.
+// Where all of an operand would delay a product, half of it is made, then the other under products with the first.
+// `stay` waits for the stage; when that is over it keeps what is unpacked under products where it is.
+template <class S> __device__ __forceinline__ void chain(const Problem& p, const Places& at) {
+    float state[2][32] = {}, change[32];  // S^T; c^T
+    float2 ends[8];
+    u32 before[2][4][4], operand[4][4];   // S^T as an A; u^T, then c^T with its factors
+    Stages<S> stage(at);
+    Slots<S> slot(at);
+    u32 last = 0;  // the stage before
+    auto change_of = [&](auto is_first, int inside) {
+        float sums[32], values[32];
+        float2 starts[8];
+        auto stay = [&] { stage.wait(S::FULL); };
+        stay();
+        auto half_of_sums = [&](auto half) {
+            products_but<1>();  // this half of S is there; the other half, or the first products of p, are under way
+            hold(state[half]);
+            as_operand(before[half], state[half]);
+            products_begin();
+            product<half == 0>(sums, before[half], stage.place, 4 * half);
+            products_end();
+        };
+        half_of_sums(Number<0>()), half_of_sums(Number<1>());
+        if (!is_first) arrive_of_warp(last + S::USED);
+        const u32 gates = stage.place + S::GATES_AT;
+        load_values(values, stage.place + S::VALUES), load_factors(starts, gates + GATE);
+        const float decay = load_float(gates + 2 * GATE - 4);
+        #pragma unroll
+        for (int i = 0; i < 64; ++i) state[i / 32][i % 32] *= decay;
+        if (inside < CHUNK) cut_keys(stage.place, inside);
+        slot.wait(S::PASSED, 1);
+        store_lines(slot.place, before[0]), store_lines(slot.place, before[1], 4);
+        hold(values), stay(), products_but<0>(), hold(sums);
+        subtract_from<0>(operand, sums, values, starts, inside);
+        products_begin();
+        multiply_first(change, operand[0], of_columns(stage.place + S::SOLVED, 0));
+        multiply(change, operand[1], of_columns(stage.place + S::SOLVED, 1));
+        subtract_from<1>(operand, sums, values, starts, inside);
+        products_begin();
+        multiply(change, operand[2], of_columns(stage.place + S::SOLVED, 2));
+        multiply(change, operand[3], of_columns(stage.place + S::SOLVED, 3));
+        products_end();
+        load_factors(ends, gates + 2 * GATE);
+        products_but<0>(), hold(change);
+    };
+    auto add_change = [&] {
+        auto add = [&](int half, int step) {
+            multiply<true>(state[half], operand[step], of_rows(stage.place + half * PANEL, step));
+        };
+        scale<0>(operand, change, ends);
+        products_begin(), hold(state[0]), add(0, 0), add(0, 1);
+        scale<1>(operand, change, ends);
+        products_begin(), add(0, 2), add(0, 3), products_end();
+        products_begin(), hold(state[1]), add(1, 0), add(1, 1), add(1, 2), add(1, 3), products_end();
+        u32 plain[4][4];
+        as_operand(plain, change);
+        store_lines(slot.place + 2 * PANEL, plain);
+        async_sees(), arrive_of_warp(slot.place + S::READY);
+        last = stage.place;
+        stage.next(), slot.next();
+    };
+    auto swap_states = [&] {
+        stage.wait(S::FULL);
+        swap(state, stage.place);
+        async_sees(), arrive_of_warp(stage.place + S::USED);
+        stage.next();
+    };
+    each_pair(p, [&](const Pair& pair) {
+        swap_states();
+        if (pair.tokens) {
+            int left = pair.tokens;
+            change_of(Number<1>(), left);
+            for (; left > CHUNK;) {
+                add_change();
+                left -= CHUNK;
+                change_of(Number<0>(), left);
+            }
+            add_change();
+            products_but<0>(), hold(state[0]), hold(state[1]);
+            arrive_of_warp(last + S::USED);
+        }
+    });
+    swap_states();
+}
+
+// Sums of gates at the thread's rows, row and row + 8.
+__device__ __forceinline__ void load_gates(float (&sums)[2], u32 from) {
+    const int row = threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4;
+    sums[0] = load_float(from + row * 4), sums[1] = load_float(from + row * 4 + 32);
+}
+// From q k^T: times 1 / sqrt(128) = 2^-3.5 and the decay between the two tokens, zeros above the diagonal; as an A.
+__device__ __forceinline__ void weigh(u32 (&a)[4][4], const float (&d)[32], const float (&own)[2], u32 sums) {
+    const int row = threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const float2 other = load_floats(sums + (8 * i + column) * 4);
+        #pragma unroll
+        for (int second = 0; second < 2; ++second) {
+            const float* pair = d + 4 * i + 2 * second;
+            const int ahead = row + 8 * second - column - 8 * i;
+            const float start = own[second] - 3.5f;
+            a[i / 2][i % 2 * 2 + second] = packed(ahead >= 0 ? pair[0] * power_of_2(start - other.x) : 0,
+                                                  ahead >= 1 ? pair[1] * power_of_2(start - other.y) : 0);
+        }
+    }
+}
+
+// The warp's 16 rows go through shared memory, for whole lines; the tokens past the end are left out.
+__device__ __forceinline__ void store(u32 staging, const u32 (&rows)[4][4], __nv_bfloat16* out, int64_t line,
+                                      int inside) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x % GROUP / 32 * 16 + lane / 8, part = lane % 8;
+    store_lines(staging, rows);
+    __syncwarp();
+    #pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        u32 four[4];
+        const int row = first + i;
+        load_words(four, staging + panel_at(row, part));
+        if (row < inside)
+            *reinterpret_cast<uint4*>(out + row * line + part * 8) = make_uint4(four[0], four[1], four[2], four[3]);
+    }
+    __syncwarp();
+}
+
+// The outputs of a chunk are stored while q k^T of the next one is under way.
+template <class S> __device__ __forceinline__ void outputs(const Problem& p, const Places& at) {
+    const int64_t line = (int64_t)p.heads * WIDTH;
+    u32 queries[8][4], weights[4][4], rows[4][4] = {};  // rows: outputs
+    float pairs[32];
+    Stages<S> stage(at);
+    Slots<S> slot(at);
+    auto multiply_pairs = [&] {
+        stage.wait(S::FULL);
+        load_lines(queries, stage.place + S::QUERIES);
+        products_begin();
+        product<true>(pairs, queries, stage.place);
+        products_end();
+    };
+    auto sum = [&] {
+        float own[2], sums[32];
+        slot.wait(S::READY);
+        if (S::APART && threadIdx.x == GROUP) bar_expect(slot.place + S::READY, S::STATES);  // the next time
+        products_begin();
+        product<true>(sums, queries, slot.place);
+        products_end(), products_but<1>(), hold(pairs);
+        load_gates(own, stage.place + S::GATES_AT);
+        weigh(weights, pairs, own, stage.place + S::GATES_AT);
+        arrive_of_warp(stage.place + S::USED);
+        products_but<0>(), hold(sums);
+        const float scales[2] = {power_of_2(own[0] - 3.5f), power_of_2(own[1] - 3.5f)};
+        #pragma unroll
+        for (int i = 0; i < 32; ++i) sums[i] *= scales[i / 2 % 2];
+        products_begin(), hold(sums);
+        product<false>(sums, weights, slot.place + 2 * PANEL);
+        products_end(), products_but<0>(), hold(sums);
+        as_operand(rows, sums);
+        const u32 passed = slot.place + S::PASSED;
+        if (!S::APART) arrive_of_warp(passed);
+        else if (threadIdx.x % 32 == 0) bar_arrive_there(in_block(passed, at.rank - 2));
+        stage.next(), slot.next();
+    };
+    auto skip_state = [&] { stage.wait(S::FULL), arrive_of_warp(stage.place + S::USED), stage.next(); };
+    __nv_bfloat16* out = p.out;
+    int inside = 0;  // tokens of the chunk before, whose outputs are not stored yet
+    each_pair(p, [&](const Pair& pair) {
+        skip_state();
+        for (int done = 0; done < pair.tokens; done += CHUNK) {
+            multiply_pairs();
+            store(at.base + S::STAGING, rows, out, line, inside);
+            sum();
+            out = p.out + (pair.first + done) * line + pair.head * WIDTH + at.half() * PART, inside = pair.tokens - done;
+        }
+    });
+    store(at.base + S::STAGING, rows, out, line, inside);
+    skip_state();
+}
+
+template <class S> __device__ __forceinline__ Places set_up(u32 base) {
+    const u32 rank = rank_in_cluster();
+    const bool chain = !S::APART || rank < 2, outputs = !S::APART || rank >= 2;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::STAGES; ++i) {
+            const u32 stage = base + i * S::STAGE;
+            bar_init(stage + S::FULL, 1), bar_init(stage + S::EMPTY, S::CLUSTER);
+            bar_init(stage + S::USED, 4 * (chain + outputs));  // warps
+        }
+        for (int i = 0; i < S::SLOTS; ++i) {
+            const u32 slot = base + S::SLOTS_AT + i * S::SLOT;
+            bar_init(slot + S::READY, chain ? 4 : 1), bar_init(slot + S::PASSED, 4);
+        }
+        fence_init();
+        for (int i = 0; i < S::SLOTS && !chain; ++i) bar_expect(base + S::SLOTS_AT + i * S::SLOT + S::READY, S::STATES);
+    }
+    cluster_barrier();
+    return {base, rank, chain, outputs};
+}
+
+template <class S> __global__ void __launch_bounds__(THREADS, 1) walk_kernel(const __grid_constant__ Problem p) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const Places at = set_up<S>(shared_address(memory));
+    if (DEPENDENT) wait_for_fold();
+    if (threadIdx.x < GROUP) {
+        take_registers<OF_CHAIN>();
+        if (at.chain) chain<S>(p, at);
+    } else if (threadIdx.x < 2 * GROUP) {
+        take_registers<OF_OUTPUTS>();
+        if (at.outputs) outputs<S>(p, at);
+    } else {
+        leave_registers<OF_THIRD>();
+        if (threadIdx.x == 2 * GROUP) produce<S>(p, at);
+        if (threadIdx.x == 2 * GROUP + 32) release<S>(p, at);
+        if (S::APART && at.chain && threadIdx.x == 2 * GROUP + 64) send<S>(p, at);
+    }
+}
+
+}  // namespace walk
+"""
+
+LAUNCHER = r"""
+// All return 0 or an error of CUDA.
+#define MUST(call) do { int error = int(call); if (error) return error; } while (0)
+
+// Leave for a kernel to use its shared memory is asked for once a device. Gives the number of SMs.
+constexpr int DEVICES = 64;
+template <auto kernel> int prepare(int bytes, int& sms) {
+    static int told[DEVICES] = {};
+    int device;
+    MUST(cudaGetDevice(&device));
+    if (device < DEVICES && told[device]) return sms = told[device], 0;
+    MUST(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+    MUST(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    MUST(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared));
+    if (device < DEVICES) told[device] = sms;
+    return 0;
+}
+
+namespace fold {
+
+int launch(const Problem& p, int slots, cudaStream_t stream) {
+    int sms;
+    MUST(prepare<fold_kernel>(SHARED_BYTES, sms));
+    fold_kernel<<<1 + slots * p.heads, THREADS, SHARED_BYTES, stream>>>(p);
+    return cudaGetLastError();
+}
+
+}  // namespace fold
+
+namespace walk {
+
+// Boxes of `columns` x `rows` of a tensor in two dimensions, bf16 or fp32; rows past the end are zeros. A row of a box
+// is 128 bytes.
+int describe(CUtensorMap& map, long long data, bool is_float, long long height, int width, int columns, int rows) {
+    static decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    if (!encode)
+        MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", (void**)&encode, 12000, cudaEnableDefault,
+                                              &found));
+    const cuuint64_t sizes[2] = {(cuuint64_t)width, (cuuint64_t)height};
+    const cuuint64_t pitch[1] = {(cuuint64_t)width * (is_float ? 4 : 2)};
+    const cuuint32_t box[2] = {(cuuint32_t)columns, (cuuint32_t)rows}, step[2] = {1, 1};
+    return encode(&map, is_float ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void*)data,
+                  sizes, pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+// Given are the addresses of q, k, v, the states before, and after.
+template <class S> int launch(Problem p, const long long (&a)[5], int tokens, cudaStream_t stream) {
+    const int channels = p.heads * WIDTH;
+    const long long rows = (long long)p.pairs * WIDTH;
+    int sms;
+    MUST(prepare<walk_kernel<S>>(S::SHARED_BYTES, sms));
+    MUST(describe(p.q, a[0], false, tokens, channels, 64, CHUNK));
+    MUST(describe(p.k, a[1], false, tokens, channels, 64, S::BOX_ROWS));
+    MUST(describe(p.v, a[2], false, tokens, channels, PART, CHUNK));
+    MUST(describe(p.states, a[3], true, rows, WIDTH, PART / 2, WIDTH));
+    MUST(describe(p.after, a[4], true, rows, WIDTH, PART / 2, WIDTH));
+    const int places = sms / S::CLUSTER;
+    p.clusters = p.pairs < places ? p.pairs : places;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(S::CLUSTER, p.clusters), config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
+    cudaLaunchAttribute attributes[2];
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = S::CLUSTER, attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = attributes, config.numAttrs = DEPENDENT ? 2 : 1;
+    return cudaLaunchKernelEx(&config, walk_kernel<S>, p);
+}
+
+}  // namespace walk
+
+// Given are the addresses of q, k, v, g, beta, states, cu_seqlens, records, order, out and after; tokens, heads,
+// sequences, whether beta is fp32, whether cu_seqlens is int64; the stream.
+int both(const long long (&a)[17]) {
+    const int tokens = a[11], heads = a[12], sequences = a[13], pairs = sequences * heads;
+    const cudaStream_t stream = (cudaStream_t)a[16];
+    if (!pairs) return 0;
+    if (!tokens)
+        return cudaMemcpyAsync((void*)a[10], (const void*)a[5], (size_t)pairs * WIDTH * WIDTH * 4,
+                               cudaMemcpyDeviceToDevice, stream);
+    MUST(fold::launch({(const uint16_t*)a[1], (const float*)a[3], (const void*)a[4], (const void*)a[6], (uint8_t*)a[7],
+                       (int4*)a[8], heads, sequences, int(a[14]), int(a[15])}, tokens / CHUNK + sequences, stream));
+    walk::Problem p = {};
+    p.records = (const uint8_t*)a[7], p.order = (const int4*)a[8], p.out = (__nv_bfloat16*)a[9];
+    p.heads = heads, p.pairs = pairs;
+    auto* launch = pairs > FEW_PAIRS ? walk::launch<walk::Shape<MANY>> : walk::launch<walk::Shape<FEW>>;
+    return launch(p, {a[0], a[1], a[2], a[5], a[10]}, tokens, stream);
+}
+
+static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
+    long long a[17];
+    for (int i = 0; i < 17; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    return PyLong_FromLong(both(a));
+}
+static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "gated_delta_rule", "", -1, methods};
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
+"""
 
 
-@triton.jit
-def walk(
-    q, k, new, pushed, weighted, sums, states, offsets, out, after, heads, scale,
-    CHUNK: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    dtype = q.dtype.element_ty
-    head = tl.program_id(1) % heads
-    sequence = tl.program_id(1) // heads
-    first = tl.load(offsets + sequence)
-    last = tl.load(offsets + sequence + 1)
-    channel = tl.arange(0, WIDTH)
-    column = (tl.program_id(0) * PART + tl.arange(0, PART))[None, :]
-    square = tl.program_id(1).to(tl.int64) * WIDTH * WIDTH + channel[:, None] * WIDTH + column
-    state = tl.load(states + square)
-    for start in tl.range(first, last, CHUNK, num_stages=STAGES):
-        token = start + tl.arange(0, CHUNK)
-        inside = (token < last)[:, None]
-        line = token * heads + head
-        wide = line[:, None] * WIDTH
-        narrow = state.to(dtype)
-        change = tl.load(new + wide + column, inside, 0.0).to(tl.float32)
-        change -= tl.dot(tl.load(pushed + wide + channel[None, :], inside, 0.0), narrow)
-        summed = tl.load(sums + line, token < last, 0.0)
-        total = tl.load(sums + (tl.minimum(start + CHUNK, last) - 1) * heads + head)
-        output = tl.dot(tl.load(q + wide + channel[None, :], inside, 0.0), narrow) * (tl.exp(summed) * scale)[:, None]
-        weights = tl.load(weighted + line[:, None] * CHUNK + tl.arange(0, CHUNK)[None, :], inside, 0.0)
-        output = tl.dot(weights, change.to(dtype), output)
-        change *= tl.exp(total - summed)[:, None]
-        keys = tl.load(k + wide + channel[None, :], inside, 0.0)
-        state = tl.dot(tl.trans(keys), change.to(dtype), state * tl.exp(total))
-        tl.store(out + wide + column, output.to(dtype), inside)
-    tl.store(after + square, state)
+def source():
+    """The CUDA C++, and what the constants add to its name. nvcc would split the lists of a -D at their commas."""
+    chosen = {name: globals()[name] for name in CHOSEN}
+    values = {name: ", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for name, one in chosen.items()}
+    lines = [f"#define {name} {value}\n" for name, value in values.items()]
+    ptx = PTX.replace("@WGMMA@", wgmma(CHUNK))
+    return "".join([*lines, ptx, LAYOUT, FOLD, WALK, LAUNCHER]), "_".join(values.values()).replace(", ", "_")
 
 
-def kernel_function(q, k, v, g, beta, states, cu_seqlens):
+_run = None
+
+
+def built():
+    """The extension's launcher, built once per process."""
+    global _run
+    if _run is None:
+        text, name = source()
+        _run = load_inline(
+            f"gated_delta_rule_records_{name}",
+            "",
+            text,
+            no_implicit_headers=True,
+            with_pytorch_error_handling=False,
+            extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"],
+        ).run
+    return _run
+
+
+def dense(x):
+    """x, contiguous and at a multiple of 16 bytes."""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
+def rule_of(q, k, v, g, beta, states, cu_seqlens, device):
     tokens, heads, width = q.shape
     if (width, v.shape[-1]) != (WIDTH, WIDTH):
         raise ValueError("the kernel is written for K = V = 128")
-    if {x.dtype for x in (q, k, v)} != {torch.bfloat16} or {g.dtype, states.dtype} != {torch.float32}:
+    if not q.dtype == k.dtype == v.dtype == torch.bfloat16 or not g.dtype == states.dtype == torch.float32:
         raise ValueError("the kernel is written for q, k and v in bf16, g and the states in fp32")
-    q, k, v, g, beta, states, cu_seqlens = (x.contiguous() for x in (q, k, v, g, beta, states, cu_seqlens))
-    sequences, chunks = len(states), tokens // CHUNK + len(states)
+    if any(x.get_device() != device for x in (k, v, g, beta, states, cu_seqlens)):
+        raise ValueError("q, k, v, g, beta, states and cu_seqlens must be on one device")
+    q, k, v, states, g = dense(q), dense(k), dense(v), dense(states), g.contiguous()
+    beta = (beta if beta.dtype == torch.bfloat16 else beta.float()).contiguous()
+    offsets = (cu_seqlens if cu_seqlens.dtype == torch.int32 else cu_seqlens.long()).contiguous()
+    sequences = len(states)
     out, after = torch.empty_like(v), torch.empty_like(states)
-    new, pushed, weighted = v.new_empty(tokens * heads * (2 * WIDTH + CHUNK)).split(
-        [tokens * heads * columns for columns in (WIDTH, WIDTH, CHUNK)]
-    )
-    sums = torch.empty_like(g)
-    fold[(chunks, heads)](
-        q, k, v, g, beta, cu_seqlens, new, pushed, weighted, sums, sequences, heads, width**-0.5,
-        triton.next_power_of_2(sequences), CHUNK, WIDTH, INVERSE, num_warps=FOLD_WARPS, maxnreg=REGISTERS,
-    )  # fmt: skip
-    walk[(WIDTH // PART, sequences * heads)](
-        q, k, new, pushed, weighted, sums, states, cu_seqlens, out, after, heads, width**-0.5,
-        CHUNK, WIDTH, PART, STAGES, num_warps=WALK_WARPS,
-    )  # fmt: skip
+    size = (tokens // CHUNK + sequences) * heads * RECORD
+    records = torch.empty(size + 16 * sequences, dtype=torch.uint8, device=v.device)  # and the order of the sequences
+    at = records.data_ptr()
+    pointers = [x.data_ptr() for x in (q, k, v, g, beta, states, offsets)]
+    flags = int(beta.dtype == torch.float32), int(offsets.dtype == torch.int64)
+    places = (at, at + size, out.data_ptr(), after.data_ptr())
+    error = (_run or built())(*pointers, *places, tokens, heads, sequences, *flags, stream_of(device))
+    if error:
+        raise RuntimeError(f"gated delta rule: CUDA error {error}")
     return out, after
+
+
+def kernel_function(q, k, v, g, beta, states, cu_seqlens):
+    device = q.get_device()
+    if q.is_cuda and device != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            return rule_of(q, k, v, g, beta, states, cu_seqlens, device)
+    return rule_of(q, k, v, g, beta, states, cu_seqlens, device)
