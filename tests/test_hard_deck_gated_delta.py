@@ -1,0 +1,705 @@
+"""The CUDA C++ of gated_delta_rule/candidates/records.py without a GPU: where its two kernels look for what, what the
+compiler makes of them, what their launches hand over, and what is refused. A GPU alone says whether they are right."""
+
+import contextlib
+import ctypes
+import importlib.util
+import itertools
+import re
+import runpy
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import BUNDLE, STAND_INS, compiled_for_hopper
+from kernelopt.device import programs
+
+torch = pytest.importorskip("torch")
+FILE = BUNDLE / "benchmarks" / "hard_deck" / "gated_delta_rule" / "candidates" / "records.py"
+MANY_PAIRS, FEW_PAIRS = 25, 24  # of sequence and head: the fewest of MANY, the most of FEW
+
+
+@pytest.fixture(scope="module")
+def candidate() -> dict:
+    return runpy.run_path(str(FILE))
+
+
+@pytest.fixture
+def names(candidate) -> dict:
+    """The names that the candidate's functions see; a test's changes are undone."""
+    seen = candidate["kernel_function"].__globals__
+    before = dict(seen)
+    yield seen
+    seen.update(before)
+
+
+# Parts of the kernels that only count, on the CPU. Threads run one after the other, twice: what a thread leaves in
+# shared memory is there for all in the second turn, as behind __syncthreads.
+COUNTING = r"""
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+#define __device__
+#define __forceinline__ inline
+typedef unsigned u32;
+using std::min;
+struct int2 { int x, y; };
+struct int4 { int x, y, z, w; };
+struct float2 { float x, y; };
+inline int2 make_int2(int x, int y) { return {x, y}; }
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+inline void __syncthreads() {}
+static struct { int x, y; } threadIdx, blockIdx;
+template <class T> T lds(const uint8_t* at) { T value; memcpy(&value, at, sizeof value); return value; }
+template <class T> void sts(uint8_t* at, T value) { memcpy(at, &value, sizeof value); }
+@LAYOUT@
+namespace fold {
+constexpr int THREADS = 128, SORTED = 512;
+@PLACES_OF_SHARED_MEMORY@
+@FOLD_PROBLEM@
+@PLACE_OF@
+@SORT@
+}
+namespace walk {
+constexpr int PART = 64;
+@SHAPE@
+struct Problem { const int4* order; int heads, pairs, clusters; };
+@PAIR@
+@EACH_PAIR@
+}
+static uint8_t memory[32768];
+
+static void sort_now(const fold::Problem& p) {
+    for (int turn = 0; turn < 2; ++turn)
+        for (threadIdx.x = 0; threadIdx.x < fold::THREADS; ++threadIdx.x) fold::sort(memory, p);
+}
+static fold::Problem problem(const int64_t* offsets, int heads, int sequences, int4* order) {
+    fold::Problem p = {};
+    p.offsets = offsets, p.offsets_are_long = 1, p.heads = heads, p.sequences = sequences, p.order = order;
+    return p;
+}
+// For each block of fold behind the first: the row of 128 channels, tokens, and bytes before its record.
+extern "C" void places(const int64_t* offsets, int heads, int sequences, int blocks, int64_t (*found)[3]) {
+    const fold::Problem p = problem(offsets, heads, sequences, nullptr);
+    for (int number = 0; number < blocks; ++number)
+        for (int turn = 0; turn < 2; ++turn)
+            for (threadIdx.x = 0; threadIdx.x < fold::THREADS; ++threadIdx.x) {
+                if (turn && !threadIdx.x) threadIdx.x = 1;  // thread 0 empties the place
+                const fold::Place place = fold::place_of(memory, p, number);
+                found[number][0] = place.first, found[number][1] = place.inside;
+                found[number][2] = int64_t(place.record);
+            }
+}
+// The pairs of each cluster in their order: cluster, sequence, head, first token, tokens, and their record's place.
+extern "C" int pairs(const int64_t* offsets, int heads, int sequences, int clusters, int (*found)[6]) {
+    std::vector<int4> order(sequences);
+    sort_now(problem(offsets, heads, sequences, order.data()));
+    const walk::Problem p = {order.data(), heads, sequences * heads, clusters};
+    int count = 0;
+    for (blockIdx.y = 0; blockIdx.y < clusters; ++blockIdx.y)
+        walk::each_pair(p, [&](const walk::Pair& pair) {
+            const uint8_t* record = @RECORD@;
+            const int line[6] = {blockIdx.y, pair.sequence, pair.head, pair.first, pair.tokens,
+                                 int(int64_t(record) / RECORD)};
+            memcpy(found[count++], line, sizeof line);
+        });
+    return count;
+}
+template <int CLUSTER, int STAGES, int SLOTS> void shape(int (&to)[12]) {
+    using S = walk::Shape<CLUSTER, STAGES, SLOTS>;
+    const int line[12] = {int(S::SOLVED), int(S::VALUES), int(S::QUERIES), int(S::GATES_AT), int(S::FULL), int(S::USED),
+                          int(S::STAGE), int(S::READY), int(S::SLOT), int(S::STAGING), int(S::SHARED_BYTES), S::APART};
+    memcpy(to, line, sizeof line);
+}
+extern "C" void shapes(int (*to)[12]) { @SHAPES@ }
+extern "C" int part(int which) { const int parts[] = {SUMS, GATE, GATES, RECORD, PANEL}; return parts[which]; }
+extern "C" int at(int row, int part) { return panel_at(row, part); }
+"""
+
+
+def between(text: str, first: str, last: str) -> str:
+    """The piece of the kernels' text that begins so and ends so."""
+    start = text.index(first)
+    return text[start : text.index(last, start) + len(last)]
+
+
+def pieces(candidate) -> dict[str, str]:
+    """What stands in for the names in COUNTING."""
+    fold, walk = candidate["FOLD"], candidate["WALK"]
+    record = between(walk, "((int64_t)(pair.first", "* RECORD")
+    return {
+        "LAYOUT": candidate["LAYOUT"],
+        "PLACES_OF_SHARED_MEMORY": "constexpr int TILE_BYTES = 2 * PANEL;\n"
+        + between(fold, "constexpr int KEYS = 0", "PLACE + 16;"),
+        "FOLD_PROBLEM": between(fold, "struct Problem {", "\n};"),
+        "PLACE_OF": between(fold, "struct Place {", "\n};")
+        + between(fold, "__device__ __forceinline__ Place place_of", "\n}"),
+        "SORT": between(fold, "__device__ __forceinline__ void sort(", "\n}"),
+        "SHAPE": between(walk, "template <int CLUSTER_", "\n};"),
+        "PAIR": between(walk, "struct Pair {", "\n};"),
+        "EACH_PAIR": between(walk, "template <class F> __device__ __forceinline__ void each_pair", "\n}"),
+        "RECORD": f"(const uint8_t*)nullptr + {record}",
+        "SHAPES": "".join(f"shape<{', '.join(map(str, one))}>(to[{i}]); " for i, one in enumerate(shapes(candidate))),
+    }
+
+
+def shapes(candidate) -> list[tuple[int, int, int]]:
+    """Blocks of a cluster, stages and slots in all configurations."""
+    return [one.get(name, candidate[name]) for one in candidate["SPACE"] for name in ("MANY", "FEW")]
+
+
+@pytest.fixture(scope="module")
+def counting(candidate, tmp_path_factory):
+    """What the kernels count, as a library of the CPU."""
+    if shutil.which("g++") is None:
+        pytest.skip("what the kernels count is compiled with g++")
+    text = COUNTING
+    for name, piece in pieces(candidate).items():
+        text = text.replace(f"@{name}@", piece)
+    folder = tmp_path_factory.mktemp("counting")
+    (folder / "counting.cpp").write_text(text)
+    command = ["g++", "-w", "-std=c++17", "-O1", "-shared", "-fPIC", folder / "counting.cpp", "-o"]
+    subprocess.run([*command, folder / "counting.so"], check=True)
+    return ctypes.CDLL(str(folder / "counting.so"))
+
+
+def test_a_record_has_the_size_that_is_allocated_and_its_panel_the_swizzle_of_128_bytes(candidate, counting):
+    sums, gate, gates, record, panel = (counting.part(i) for i in range(5))
+    assert (sums, gate, gates, record) == (panel, 64 * 4, 3 * gate, candidate["RECORD"]) and record % 16 == 0
+    for row, part in itertools.product(range(64), range(8)):
+        plain = row * 128 + part * 16
+        assert counting.at(row, part) == plain ^ (plain >> 7 & 7) << 4
+
+
+def test_every_configuration_fits_the_kernel(candidate, counting):
+    """The constants that there are; the static_asserts of walk's Shape are compiled, too."""
+    for constants in candidate["SPACE"]:
+        assert set(constants) <= set(candidate["CHOSEN"])
+    lines = ((ctypes.c_int * 12) * len(shapes(candidate)))()
+    counting.shapes(lines)
+    for (cluster, stages, slots), line in zip(shapes(candidate), lines, strict=True):
+        solved, values, queries, gates, full, used, stage, ready, slot, staging, shared, apart = line
+        assert apart == (cluster == 4) and solved == 2 * 8192 and values == solved + 8192
+        assert queries == (solved if apart else values + 8192) and gates == queries + 2 * 8192
+        assert gates >= 4 * 8192  # where a pair's state ends
+        assert full == gates + 768 and used + 8 <= stage and ready == 3 * 8192 and ready + 16 <= slot
+        assert stage % 1024 == slot % 1024 == 0  # the swizzle counts from there
+        assert staging == stages * stage + slots * slot and shared == staging + 8192 <= 232448
+
+
+LENGTHS = {
+    "one": [70],
+    "whole chunks": [128, 64],
+    "a token": [1],
+    "none, and none at the end": [0, 130, 0, 0, 63, 1, 0],
+    "hundreds": [(37 * i) % 190 for i in range(300)],
+    "more than are sorted": [(i * i) % 70 for i in range(600)],
+}
+
+
+def offsets_of(lengths):
+    return (ctypes.c_int64 * (len(lengths) + 1))(*itertools.accumulate(lengths, initial=0))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+def test_each_chunk_has_a_record_of_its_own_where_walk_looks_for_it(counting, lengths):
+    heads, offsets = 2, offsets_of(lengths)
+    blocks = (sum(lengths) // 64 + len(lengths)) * heads  # as the launcher's test says
+    found = ((ctypes.c_int64 * 3) * blocks)()
+    counting.places(offsets, heads, len(lengths), blocks, found)
+    assert [record for _, _, record in found] == [8960 * number for number in range(blocks)]
+    here = {number: (row, tokens) for number, (row, tokens, _) in enumerate(found) if tokens}
+    expected = {}
+    pairs = ((ctypes.c_int * 6) * (len(lengths) * heads))()
+    assert counting.pairs(offsets, heads, len(lengths), 1, pairs) == len(pairs)
+    for _, _, head, first, tokens, place in pairs:
+        for done in range(0, tokens, 64):
+            expected[place + done // 64 * heads] = ((first + done) * heads + head, min(64, tokens - done))
+    assert here == expected and len(here) == heads * sum(-(-one // 64) for one in lengths)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
+@pytest.mark.parametrize("clusters", [1, 3, 66])
+def test_clusters_take_each_pair_once_and_the_longest_first(counting, lengths, clusters):
+    heads, offsets = 3, offsets_of(lengths)
+    clusters = min(clusters, heads * len(lengths))
+    found = ((ctypes.c_int * 6) * (len(lengths) * heads))()
+    assert counting.pairs(offsets, heads, len(lengths), clusters, found) == len(found)
+    taken = sorted((sequence, head, first, tokens) for _, sequence, head, first, tokens, _ in found)
+    assert taken == [(i, head, offsets[i], lengths[i]) for i in range(len(lengths)) for head in range(heads)]
+    if len(lengths) <= 512:
+        firsts = [next(line[4] for line in found if line[0] == cluster) for cluster in range(clusters)]
+        assert firsts == sorted((one for one in lengths for _ in range(heads)), reverse=True)[:clusters]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
+    """What compile_kernel.py says of the kernels, and the folder of their code."""
+    folder = tmp_path_factory.mktemp("code")
+    return compiled_for_hopper(FILE, "--emit", folder), folder / "sm_90a"
+
+
+def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
+    kernels, _ = compiled
+    assert sorted(kernel["name"] for kernel in kernels) == ["fold_kernel", "walk_kernel", "walk_kernel"]
+    for kernel in kernels:
+        assert kernel["stack_bytes"] == kernel["spill_bytes"] == 0, kernel
+        assert "wgmma_serialized" not in kernel["remarks"], kernel  # ptxas C7508 to C7520
+        assert all(("HGMMA" in name) == (kernel["name"] == "walk_kernel") for name in kernel["tensor_instructions"])
+
+
+@pytest.fixture(scope="module")
+def listings(compiled) -> dict[str, list[str]]:
+    """The machine code of each kernel, an instruction a line. A file has all of them, so one is listed."""
+    if programs.find("nvdisasm") is None:
+        pytest.skip("needs nvdisasm")
+    code = [programs.find("nvdisasm"), "-c", compiled[1] / "fold_kernel.cubin"]
+    listing = subprocess.run(code, check=True, capture_output=True, text=True).stdout
+    parts = re.split(r"^\s*\.section\s+\.text\.(\S+?),.*$", listing, flags=re.M)[1:]
+    assert len(parts) == 6
+    return {name: re.findall(r"/\*[0-9a-f]+\*/ +(.*?) *;", text) for name, text in zip(*[iter(parts)] * 2, strict=True)}
+
+
+def found(lines: list[str], pattern: str) -> list[str]:
+    return [line for line in lines if re.search(pattern, line)]
+
+
+def test_no_instruction_reads_or_writes_local_memory(listings):
+    assert not found([line for lines in listings.values() for line in lines], r"\b(LDL|STL)\b")
+
+
+def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(listings):
+    """ptxas 13.0 made LDGSTS [R19+UR0], desc[UR1] of a cp.async with a hint to the L2; a descriptor is a pair."""
+    (fold,) = (lines for name, lines in listings.items() if "fold_kernel" in name)
+    copies = found(fold, "LDGSTS")
+    assert len(copies) == 8 and not found(copies, r"desc\[UR\d*[13579]\]"), copies
+
+
+def test_walk_waits_for_fold_and_its_warpgroups_ask_for_no_more_registers_than_there_are(listings):
+    """384 threads have 168 registers each. A warpgroup that asks for more than the others leave waits for ever."""
+    for name, lines in listings.items():
+        is_walk = "walk_kernel" in name
+        assert len(found(lines, r"\bACQBULK\b")) == is_walk and len(found(lines, r"\bPREEXIT\b")) == (not is_walk), name
+        counts = [int(line.split()[-1], 16) for line in found(lines, "USETMAXREG")]
+        assert len(counts) == 3 * is_walk and sum(counts) <= 3 * 168, (name, counts)
+
+
+# tests/stand_ins/cudart.c, with more written down: of each launch and copy all that it is handed.
+RUNTIME = r"""
+#define __cudaPushCallConfiguration plain_push
+#define __cudaPopCallConfiguration plain_pop
+#define __cudaLaunchKernel plain_launch_of_12
+#define cudaLaunchKernel plain_launch
+#define cudaLaunchKernelExC plain_launch_ex
+#define cudaFuncSetAttribute plain_set
+#define cudaGetLastError plain_error
+#define cudaGetDriverEntryPointByVersion plain_entry
+#include "CUDART"
+#undef __cudaPushCallConfiguration
+#undef __cudaPopCallConfiguration
+#undef __cudaLaunchKernel
+#undef cudaLaunchKernel
+#undef cudaLaunchKernelExC
+#undef cudaFuncSetAttribute
+#undef cudaGetLastError
+#undef cudaGetDriverEntryPointByVersion
+typedef struct { int id, pad; unsigned value[16]; } Attribute;
+typedef struct { dim3 grid, threads; uint64_t bytes; void* stream; Attribute* attributes; unsigned count; } Config;
+typedef struct {
+    dim3 grid, threads;
+    uint64_t bytes, stream, function, attributes[4][4]; /* id, and three words of its value */
+    uint64_t count, words[88]; /* of the kernel's only argument */
+} Launch;
+Launch launches[16];
+uint64_t copies[4][5], set[16][3]; /* to, from, bytes, kind, stream; function, attribute, value */
+int launch_count, copy_count, set_count, fails; /* fails: the call that fails, counted down */
+static Config pushed;
+static int last_error;
+static int failing() { return last_error = fails && !--fails ? 719 : 0; }
+int cudaGetLastError() { return last_error; }
+
+static int keep(const Config* config, const void* function, void** given, int bytes) {
+    Launch* to = launches + launch_count++ % 16;
+    memset(to, 0, sizeof *to);
+    to->grid = config->grid, to->threads = config->threads, to->bytes = config->bytes;
+    to->stream = (uint64_t)config->stream, to->function = (uint64_t)function, to->count = config->count;
+    for (unsigned i = 0; i < config->count && i < 4; ++i) {
+        to->attributes[i][0] = config->attributes[i].id;
+        for (int j = 0; j < 3; ++j) to->attributes[i][1 + j] = config->attributes[i].value[j];
+    }
+    memcpy(to->words, given[0], bytes);
+    return failing();
+}
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 threads, uint64_t bytes, void* stream) {
+    pushed = (Config){grid, threads, bytes, stream, 0, 0};
+    return 0;
+}
+int __cudaPopCallConfiguration(dim3* grid, dim3* threads, uint64_t* bytes, void** stream) {
+    *grid = pushed.grid, *threads = pushed.threads, *bytes = pushed.bytes, *stream = pushed.stream;
+    return 0;
+}
+static int launch_3(dim3 grid, dim3 threads, const void* function, void** given, uint64_t bytes, void* stream) {
+    const Config config = {grid, threads, bytes, stream, 0, 0};
+    return keep(&config, function, given, 64);
+}
+int __cudaLaunchKernel(void* f, dim3 grid, dim3 threads, void** given, uint64_t bytes, void* stream) {
+    return launch_3(grid, threads, f, given, bytes, stream);
+}
+int cudaLaunchKernel(const void* f, dim3 grid, dim3 threads, void** given, uint64_t bytes, void* stream) {
+    return launch_3(grid, threads, f, given, bytes, stream);
+}
+int cudaLaunchKernelExC(const Config* config, const void* f, void** given) { return keep(config, f, given, 704); }
+int cudaFuncSetAttribute(const void* function, int attribute, int value) {
+    uint64_t* to = set[set_count++ % 16];
+    to[0] = (uint64_t)function, to[1] = attribute, to[2] = value;
+    return failing();
+}
+int cudaMemcpyAsync(void* to, const void* from, uint64_t bytes, int kind, void* stream) {
+    uint64_t* kept = copies[copy_count++ % 4];
+    kept[0] = (uint64_t)to, kept[1] = (uint64_t)from, kept[2] = bytes, kept[3] = kind, kept[4] = (uint64_t)stream;
+    return failing();
+}
+/* A map: address, columns, rows, pitch, columns and rows of a box, type, dimensions, swizzle. */
+static int encode_whole(uint64_t* map, int type, unsigned rank, uint64_t address, const uint64_t* sizes,
+                        const uint64_t* pitch, const unsigned* box, const unsigned* step, int interleave, int swizzle,
+                        int promotion, int fill) {
+    memset(map, 0, 128);
+    map[0] = address, map[1] = sizes[0], map[2] = sizes[1], map[3] = pitch[0], map[4] = box[0], map[5] = box[1];
+    map[6] = type, map[7] = rank, map[8] = swizzle, map[9] = step[0] | step[1] << 8 | interleave << 16 | fill << 24;
+    return failing();
+}
+int cudaGetDriverEntryPointByVersion(const char* name, void** function) { *function = encode_whole; return 0; }
+"""
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_uint * 3) for name in ("grid", "threads")),
+        *((name, ctypes.c_uint64) for name in ("bytes", "stream", "function")),
+        ("attributes", (ctypes.c_uint64 * 4) * 4),
+        ("count", ctypes.c_uint64),
+        ("words", ctypes.c_uint64 * 88),
+    ]
+
+
+def built(candidate: dict, folder: Path):
+    """The candidate's extension on a stand-in for CUDA's runtime and driver, and that one's library."""
+    (folder / "runtime.c").write_text(RUNTIME.replace("CUDART", str(STAND_INS / "cudart.c")))
+    library, source, extension = (
+        folder / "libruntime.so",
+        folder / "gated_delta_rule.cu",
+        folder / "gated_delta_rule.so",
+    )
+    subprocess.run(["gcc", "-w", "-shared", "-fPIC", folder / "runtime.c", "-o", library], check=True)
+    source.write_text(candidate["source"]()[0])
+    python, target = f"-I{sysconfig.get_paths()['include']}", "-gencode=arch=compute_90a,code=compute_90a"
+    options = ["-std=c++17", "-G", target, "-shared", "-Xcompiler=-fPIC", "-cudart=none", python]
+    defined = "-DTORCH_EXTENSION_NAME=gated_delta_rule"
+    subprocess.run([programs.find("nvcc"), *options, defined, source, library, "-o", extension], check=True)
+    spec = importlib.util.spec_from_file_location("gated_delta_rule", extension)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module, ctypes.CDLL(str(library))
+
+
+Q, K, V, G, BETA, STATES, OFFSETS, RECORDS, ORDER, OUT, AFTER, STREAM = (number << 20 for number in range(1, 13))
+ADDRESSES = Q, K, V, G, BETA, STATES, OFFSETS, RECORDS, ORDER, OUT, AFTER
+SMS = 132  # of the stand-in
+BF16, FLOAT, SWIZZLE_128 = 9, 7, 3  # of CUtensorMapDataType and CUtensorMapSwizzle
+CLUSTER, PROGRAMMATIC = 4, 6  # of cudaLaunchAttributeID
+
+
+@pytest.fixture(scope="module")
+def extension(candidate, tmp_path_factory):
+    if programs.find("nvcc") is None or shutil.which("gcc") is None:
+        pytest.skip("needs nvcc and gcc")
+    if torch.version.cuda:
+        pytest.skip("this torch has CUDA's own runtime in the process")
+    return built(candidate, tmp_path_factory.mktemp("extension"))
+
+
+@pytest.fixture
+def launched(extension):
+    """A function that launches, and gives the error, the launches and the copies."""
+    module, library = extension
+    whole = {name: ctypes.c_int.in_dll(library, name) for name in ("launch_count", "copy_count", "set_count", "fails")}
+
+    def run(tokens, heads, sequences, beta_is_float=0, offsets_are_long=1, fails=0):
+        whole["launch_count"].value = whole["copy_count"].value = 0
+        whole["fails"].value = fails
+        error = module.run(*ADDRESSES, tokens, heads, sequences, beta_is_float, offsets_are_long, STREAM)
+        whole["fails"].value = 0
+        launches = (Launch * 16).in_dll(library, "launches")[: whole["launch_count"].value]
+        copies = ((ctypes.c_uint64 * 5) * 4).in_dll(library, "copies")[: whole["copy_count"].value]
+        return error, launches, [list(copy) for copy in copies]
+
+    return run
+
+
+def asked(extension) -> set[tuple[int, int, int]]:
+    """The attributes of kernels that were set so far: function, attribute, value."""
+    rows = ((ctypes.c_uint64 * 3) * 16).in_dll(extension[1], "set")
+    return {tuple(row) for row in rows if row[0]}
+
+
+SIZES = {  # tokens, heads, sequences, whether beta is fp32, whether offsets are int64; blocks of a cluster of walk
+    "default": (8192, 16, 8, 0, 1, 2),
+    "one": (4096, 8, 1, 0, 1, 4),
+    "many": (8192, 16, 40, 0, 0, 2),
+    "most of few": (65, FEW_PAIRS // 3, 3, 1, 0, 4),
+    "fewest of many": (63, 5, MANY_PAIRS // 5, 1, 1, 2),
+    "a token": (1, 1, 1, 1, 1, 4),
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_two_launches_hand_over_sizes_and_addresses(launched, sizes):
+    tokens, heads, sequences, is_float, is_long, cluster = sizes
+    error, launches, copies = launched(tokens, heads, sequences, is_float, is_long)
+    assert error == 0 and len(launches) == 2 and not copies
+    fold, walk = launches
+    assert fold.stream == walk.stream == STREAM and fold.function != walk.function
+    assert list(fold.grid) == [1 + (tokens // 64 + sequences) * heads, 1, 1] and list(fold.threads) == [128, 1, 1]
+    assert fold.words[:6] == [K, G, BETA, OFFSETS, RECORDS, ORDER]
+    assert fold.words[6:8] == [heads | sequences << 32, is_float | is_long << 32]
+    pairs, clusters = heads * sequences, min(heads * sequences, SMS // cluster)
+    assert list(walk.grid) == [cluster, clusters, 1] and list(walk.threads) == [384, 1, 1]
+    assert walk.words[80:84] == [RECORDS, ORDER, OUT, heads | pairs << 32]
+    assert walk.words[84] & 0xFFFFFFFF == clusters
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_walk_has_maps_of_what_it_copies(launched, sizes):
+    tokens, heads, sequences, *_, cluster = sizes
+    _, (_, walk), _ = launched(*sizes[:-1])
+    maps = [walk.words[16 * i : 16 * i + 10] for i in range(5)]
+    lines = [128 * heads, tokens, 256 * heads]  # columns, rows, bytes of a row
+    rows = [128, 128 * heads * sequences, 512]
+    boxes = [[Q, *lines, 64, 64], [K, *lines, 64, 128 // cluster], [V, *lines, 64, 64]]
+    assert [one[:6] for one in maps] == [*boxes, [STATES, *rows, 32, 128], [AFTER, *rows, 32, 128]]
+    assert [one[6] for one in maps] == [BF16] * 3 + [FLOAT] * 2
+    for one in maps:  # two dimensions; whole steps, no interleaving, zeros behind the end
+        assert one[7:] == [2, SWIZZLE_128, 1 | 1 << 8]
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_walk_may_start_before_fold_ends_and_both_may_use_their_shared_memory(
+    candidate, counting, extension, launched, sizes
+):
+    cluster = sizes[-1]
+    _, (fold, walk), _ = launched(*sizes[:-1])
+    assert fold.count == 0 and walk.count == 2
+    attributes = {one[0]: one[1:] for one in walk.attributes[:2]}
+    assert attributes[CLUSTER] == [cluster, 1, 1] and attributes[PROGRAMMATIC][0] == 1
+    lines = ((ctypes.c_int * 12) * len(shapes(candidate)))()
+    counting.shapes(lines)
+    of_walk = lines[shapes(candidate).index(candidate["FEW" if cluster == 4 else "MANY"])][10]
+    assert (fold.bytes, walk.bytes) == (16384 + 512 + 16, of_walk)
+    for launch in (fold, walk):
+        assert (launch.function, 8, launch.bytes) in asked(extension)  # cudaFuncAttributeMaxDynamicSharedMemorySize
+        assert (launch.function, 9, 100) in asked(extension)  # the carveout
+
+
+def test_nothing_is_launched_without_pairs_and_states_are_copied_without_tokens(launched):
+    for tokens, heads, sequences in ((64, 2, 0), (64, 0, 3), (0, 0, 0), (0, 4, 0)):
+        assert launched(tokens, heads, sequences) == (0, [], [])
+    assert launched(0, 3, 5) == (0, [], [[AFTER, STATES, 15 * 128 * 128 * 4, 3, STREAM]])
+    assert launched(0, 3, 5, fails=1)[0] == 719
+
+
+def test_the_error_of_any_call_comes_back(launched):
+    """In this order fold, five maps, and walk. Shared memory is asked for once, before."""
+    launched(64, 1, 1)
+    for call in range(1, 8):
+        error, launches, _ = launched(64, 1, 1, fails=call)
+        assert error == 719 and len(launches) == 1 + (call == 7), call
+    assert launched(64, 1, 1)[0] == 0
+
+
+class OnGPU(torch.Tensor):
+    """A tensor of the CPU that says that it is on GPU 0, or whose `number` says so."""
+
+    is_cuda = property(lambda self: True)
+
+    def get_device(self):
+        return getattr(self, "number", 0)
+
+
+def inputs_of(shapes=None, dtypes=None) -> dict[str, torch.Tensor]:
+    """70 tokens of 2 heads in 3 sequences; what differs is given by name. Each tensor has one element in memory."""
+    sizes = dict.fromkeys("qkv", (70, 2, 128)) | dict.fromkeys(("g", "beta"), (70, 2))
+    sizes |= {"states": (3, 2, 128, 128), "cu_seqlens": (4,), **(shapes or {})}
+    kinds = {"g": torch.float32, "states": torch.float32, "cu_seqlens": torch.int64, **(dtypes or {})}
+    return {name: torch.empty(1, dtype=kinds.get(name, torch.bfloat16)).expand(size) for name, size in sizes.items()}
+
+
+@pytest.fixture
+def gpu(names, monkeypatch):
+    """Stand-ins for the launcher and for what CUDA says. Gives what was launched, and the devices that were entered."""
+    seen = SimpleNamespace(calls=[], entered=[], error=0)
+
+    @contextlib.contextmanager
+    def device(number):
+        seen.entered.append(number)
+        yield
+
+    def run(*given):
+        seen.calls.append(given)
+        return seen.error
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    names.update(_run=run, stream_of=lambda number: STREAM + number)
+    return seen
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    """A copy that begins an element behind a multiple of 16 bytes."""
+    return torch.empty(x.numel() + 8, dtype=x.dtype)[1 : 1 + x.numel()].view(x.shape).copy_(x)
+
+
+def called(candidate, gpu, **changes):
+    """Inputs, outputs, and what the launcher was handed."""
+    inputs = {name: one.contiguous().zero_() for name, one in inputs_of().items()} | changes
+    inputs = {name: one.as_subclass(OnGPU) for name, one in inputs.items()}
+    outputs = candidate["kernel_function"](*inputs.values())
+    return inputs, outputs, gpu.calls[-1]
+
+
+def test_the_launcher_gets_addresses_sizes_and_the_stream(candidate, gpu):
+    inputs, (out, after), given = called(candidate, gpu)
+    assert given[:7] == tuple(one.data_ptr() for one in inputs.values())
+    records, order = given[7:9]
+    assert order - records == (70 // 64 + 3) * 2 * 8960 and records % 16 == order % 16 == 0
+    assert given[9:] == (out.data_ptr(), after.data_ptr(), 70, 2, 3, 0, 1, STREAM) and not gpu.entered
+    assert out.shape == (70, 2, 128) and out.dtype == torch.bfloat16
+    assert after.shape == (3, 2, 128, 128) and after.dtype == torch.float32
+
+
+def test_records_and_the_order_of_sequences_have_the_room_that_the_kernels_use(candidate, gpu, names):
+    made = []
+    names["torch"] = SimpleNamespace(
+        **{**vars(torch), "empty": lambda size, **_: made.append(size) or torch.empty(size)}
+    )
+    called(candidate, gpu)
+    assert made == [(70 // 64 + 3) * 2 * 8960 + 16 * 3]
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "states"])
+def test_what_tensor_copies_cannot_read_is_copied_first(candidate, gpu, name):
+    at = list(inputs_of()).index(name)
+    for changed in (moved(inputs_of()[name]), inputs_of()[name], torch.empty_strided((1, 2), (1, 1))):
+        if changed.ndim == 2:  # heads first
+            changed = inputs_of()[name].contiguous().transpose(0, 1).contiguous().transpose(0, 1)
+        inputs, _, given = called(candidate, gpu, **{name: changed})
+        assert given[at] != inputs[name].data_ptr() and given[at] % 16 == 0
+
+
+@pytest.mark.parametrize("name", ["g", "beta", "cu_seqlens"])
+def test_what_is_not_contiguous_is_copied_first(candidate, gpu, name):
+    at, plain = list(inputs_of()).index(name), inputs_of()[name]
+    spread = torch.empty(*plain.shape, 2, dtype=plain.dtype)[..., 0]
+    inputs, _, given = called(candidate, gpu, **{name: spread})
+    assert given[at] != inputs[name].data_ptr()
+
+
+def test_the_dtypes_of_beta_and_of_the_offsets_are_told(candidate, gpu):
+    of_beta = {torch.bfloat16: 0, torch.float32: 1, torch.float16: 1, torch.float64: 1}
+    for dtype, flag in of_beta.items():
+        inputs, _, given = called(candidate, gpu, beta=torch.zeros(70, 2, dtype=dtype))
+        assert given[14] == flag and (given[4] == inputs["beta"].data_ptr()) == (dtype in list(of_beta)[:2])
+    for dtype, flag in {torch.int32: 0, torch.int64: 1}.items():
+        inputs, _, given = called(candidate, gpu, cu_seqlens=torch.zeros(4, dtype=dtype))
+        assert given[15] == flag and given[6] == inputs["cu_seqlens"].data_ptr()
+
+
+def test_an_error_of_a_launch_is_raised(candidate, gpu):
+    gpu.error = 719
+    with pytest.raises(RuntimeError, match="CUDA error 719"):
+        called(candidate, gpu)
+
+
+def test_another_device_becomes_the_current_one_for_the_launch(candidate, gpu, monkeypatch):
+    monkeypatch.setattr(OnGPU, "number", 1, raising=False)
+    *_, given = called(candidate, gpu)
+    assert gpu.entered == [1] and given[16] == STREAM + 1
+
+
+MUCH = dict.fromkeys("qkv", (64, 2**23, 128)) | dict.fromkeys(("g", "beta"), (64, 2**23))
+OTHERS = {  # what differs, and what is said
+    "k of one head": ({"k": (70, 1, 128)}, "one shape"),
+    "k of another width": ({"k": (70, 2, 64)}, "one shape"),
+    "q of more heads": ({"q": (70, 4, 128)}, "one shape"),
+    "v of one head": ({"v": (70, 1, 128)}, "one shape"),
+    "v of another width": ({"v": (70, 2, 64)}, "one shape"),
+    "fewer tokens of v": ({"v": (69, 2, 128)}, "one shape"),
+    "g of one head": ({"g": (70, 1)}, "one shape"),
+    "fewer gates": ({"g": (69, 2)}, "one shape"),
+    "a gate a channel": ({"g": (70, 2, 128)}, "one shape"),
+    "beta of one head": ({"beta": (70, 1)}, "one shape"),
+    "beta of one token": ({"beta": (1, 2)}, "one shape"),
+    "beta with a channel": ({"beta": (70, 2, 1)}, "one shape"),
+    "states of one head": ({"states": (3, 1, 128, 128)}, "states must be"),
+    "states of another width": ({"states": (3, 2, 128, 64)}, "states must be"),
+    "states of more channels": ({"states": (3, 2, 256, 128)}, "states must be"),
+    "states without heads": ({"states": (3, 128, 128)}, "states must be"),
+    "fewer offsets": ({"cu_seqlens": (3,)}, "cu_seqlens"),
+    "more offsets": ({"cu_seqlens": (5,)}, "cu_seqlens"),
+    "offsets in two dimensions": ({"cu_seqlens": (1, 4)}, "cu_seqlens"),
+    "width 64": (dict.fromkeys("qkv", (70, 2, 64)), "K = V = 128"),
+    "a batch": (dict.fromkeys("qkv", (1, 70, 2, 128)), "unpack"),
+    "too many sequences": ({"states": (2**23, 2, 128, 128), "cu_seqlens": (2**23 + 1,)}, "fewer than 16777216 chunks"),
+    "too many heads": (MUCH | {"states": (1, 2**23, 128, 128), "cu_seqlens": (2,)}, "fewer than 16777216 chunks"),
+    "too many tokens": (
+        dict.fromkeys("qkv", (2**31, 1, 128)) | dict.fromkeys(("g", "beta"), (2**31, 1)) | {"states": (3, 1, 128, 128)},
+        "fewer than 16777216 chunks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("shapes", "said"), OTHERS.values(), ids=OTHERS)
+def test_shapes_that_the_kernel_does_not_serve_are_refused_before_a_launch(candidate, gpu, shapes, said):
+    inputs = {name: one.as_subclass(OnGPU) for name, one in inputs_of(shapes).items()}
+    with pytest.raises(ValueError, match=said):
+        candidate["kernel_function"](*inputs.values())
+    assert not gpu.calls
+
+
+DTYPES = [
+    *((name, torch.float16, "bf16") for name in "qkv"),
+    ("q", torch.float32, "bf16"),
+    ("g", torch.bfloat16, "fp32"),
+    ("g", torch.float64, "fp32"),
+    ("states", torch.bfloat16, "fp32"),
+    ("states", torch.float64, "fp32"),
+    *(("cu_seqlens", dtype, "int32 or int64") for dtype in (torch.float32, torch.int16, torch.bool)),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "said"), DTYPES)
+def test_dtypes_that_the_kernel_does_not_serve_are_refused_before_a_launch(candidate, gpu, name, dtype, said):
+    inputs = {key: one.as_subclass(OnGPU) for key, one in inputs_of(dtypes={name: dtype}).items()}
+    with pytest.raises(ValueError, match=said):
+        candidate["kernel_function"](*inputs.values())
+    assert not gpu.calls
+
+
+@pytest.mark.parametrize("elsewhere", list(inputs_of()))
+def test_a_tensor_on_another_device_is_refused_before_a_launch(candidate, gpu, elsewhere):
+    for number in (None, 1):  # the CPU, or another GPU
+        inputs = {name: one.as_subclass(OnGPU) for name, one in inputs_of().items()}
+        inputs[elsewhere] = inputs_of()[elsewhere] if number is None else inputs[elsewhere]
+        inputs[elsewhere].number = number
+        with pytest.raises(ValueError, match="on one device"):
+            candidate["kernel_function"](*inputs.values())
+    assert not gpu.calls
+
+
+def test_tensors_on_the_cpu_are_refused_before_a_launch(candidate, gpu):
+    with pytest.raises(ValueError, match="on a GPU"):
+        candidate["kernel_function"](*inputs_of().values())
+    assert not gpu.calls
