@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import resource
 import runpy
 import shutil
@@ -424,3 +425,13 @@ def compiled_for_hopper(candidate: Path, *options) -> list[dict]:
     files = "--kernel", candidate, "--reference", candidate.parents[1] / "reference.py"
     (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", *options)["targets"]
     return target["kernels"]
+
+
+def machine_code(cubin: Path) -> dict[str, list[str]]:
+    """Each kernel of a cubin: its instructions, one a line, by nvdisasm."""
+    if programs.find("nvdisasm") is None:
+        pytest.skip("needs nvdisasm")
+    code = [programs.find("nvdisasm"), "-c", cubin]
+    listing = subprocess.run(code, check=True, capture_output=True, text=True).stdout
+    parts = re.split(r"^\s*\.section\s+\.text\.(\S+?),.*$", listing, flags=re.M)[1:]
+    return {name: re.findall(r"/\*[0-9a-f]+\*/ +(.*?) *;", text) for name, text in zip(*[iter(parts)] * 2, strict=True)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import BUNDLE, STAND_INS, compiled_for_hopper
+from conftest import BUNDLE, STAND_INS, compiled_for_hopper, machine_code
 from kernelopt.device import programs
 
 torch = pytest.importorskip("torch")
@@ -254,14 +254,10 @@ def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
 
 @pytest.fixture(scope="module")
 def listings(compiled) -> dict[str, list[str]]:
-    """The machine code of each kernel, an instruction a line. A file has all of them, so one is listed."""
-    if programs.find("nvdisasm") is None:
-        pytest.skip("needs nvdisasm")
-    code = [programs.find("nvdisasm"), "-c", compiled[1] / "fold_kernel.cubin"]
-    listing = subprocess.run(code, check=True, capture_output=True, text=True).stdout
-    parts = re.split(r"^\s*\.section\s+\.text\.(\S+?),.*$", listing, flags=re.M)[1:]
-    assert len(parts) == 6
-    return {name: re.findall(r"/\*[0-9a-f]+\*/ +(.*?) *;", text) for name, text in zip(*[iter(parts)] * 2, strict=True)}
+    """The machine code of each kernel. A file has all of them, so one is listed."""
+    listings = machine_code(compiled[1] / "fold_kernel.cubin")
+    assert len(listings) == 3
+    return listings
 
 
 def found(lines: list[str], pattern: str) -> list[str]:

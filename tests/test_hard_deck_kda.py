@@ -9,8 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, compiled_for_hopper
-from kernelopt.device import programs
+from conftest import BUNDLE, compiled_for_hopper, machine_code
 
 torch = pytest.importorskip("torch")
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "kda" / "candidates" / "records.py"
@@ -76,12 +75,10 @@ def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
         assert all(("HGMMA" in name) == (kernel["name"] == "walk_kernel") for name in kernel["tensor_instructions"])
 
 
-@pytest.mark.skipif(programs.find("nvdisasm") is None, reason="needs nvdisasm")
 def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(compiled):
     """ptxas 13.0 made LDGSTS [R19+UR0], desc[UR1] of a cp.async with a hint to the L2; a descriptor is a pair."""
-    code = [programs.find("nvdisasm"), "-c", compiled[1] / "fold_kernel.cubin"]
-    listing = subprocess.run(code, check=True, capture_output=True, text=True).stdout
-    copies = re.findall(r"LDGSTS.*", listing)
+    listings = machine_code(compiled[1] / "fold_kernel.cubin")  # of all kernels
+    copies = [line for lines in listings.values() for line in lines if "LDGSTS" in line]
     assert len(copies) == 12 and not any(re.search(r"desc\[UR\d*[13579]\]", copy) for copy in copies), copies
 
 
