@@ -11,7 +11,7 @@ WIKI = BUNDLE / "gpu-wiki"
 CARDS = wiki_figures.cards_of(WIKI)
 PAGES = sorted(page for folder in wiki_figures.FOLDERS for page in (WIKI / "docs" / folder).glob("*.md"))
 LESSONS = {path.parent.name: path.read_text() for path in (BUNDLE / "examples").glob("*/lessons.md")}
-RESULTS = (BUNDLE / "docs/results.md").read_text()
+RESULTS = "".join((BUNDLE / "docs" / name).read_text() for name in ("results.md", "results-earlier.md"))
 
 
 def defects(tmp_path: Path, text: str) -> list[str]:
