@@ -981,14 +981,15 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
         products_end(), products_but<1>(), hold(pairs);
         load_gates(own, stage.place + S::GATES_AT);
         weigh(weights, pairs, own, stage.place + S::GATES_AT);
-        arrive_of_warp(stage.place + S::USED);
         products_but<0>(), hold(sums);
         const float scales[2] = {power_of_2(own[0] - 3.5f), power_of_2(own[1] - 3.5f)};
         #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i] *= scales[i / 2 % 2];
         products_begin(), hold(sums);
         product<false>(sums, weights, slot.place + 2 * PANEL);
-        products_end(), products_but<0>(), hold(sums);
+        products_end();
+        arrive_of_warp(stage.place + S::USED);  // behind the weights: an arrival does not wait for loads under way
+        products_but<0>(), hold(sums);
         as_operand(rows, sums);
         const u32 passed = slot.place + S::PASSED;
         if (!S::APART) arrive_of_warp(passed);
