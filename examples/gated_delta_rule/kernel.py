@@ -43,6 +43,7 @@ except ImportError:
 CHUNK = 64
 WIDTH = 128
 RECORD = 8960  # bytes of a chunk and head
+MOST_CHUNKS = 2**24  # of all heads: rows of states are counted in 31 bits. As many have records of 150 GB
 FOLD_BLOCKS = 6  # of an SM: the compiler leaves registers for so many
 # Blocks of a cluster, stages of the ring, slots for S and c on their way to the outputs. Of four blocks two have the
 # chain, and two the outputs.
@@ -971,14 +972,15 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
         products_end(), products_but<1>(), hold(pairs);
         load_gates(own, stage.place + S::GATES_AT);
         weigh(weights, pairs, own, stage.place + S::GATES_AT);
-        arrive_of_warp(stage.place + S::USED);
         products_but<0>(), hold(sums);
         const float scales[2] = {power_of_2(own[0] - 3.5f), power_of_2(own[1] - 3.5f)};
         #pragma unroll
         for (int i = 0; i < 32; ++i) sums[i] *= scales[i / 2 % 2];
         products_begin(), hold(sums);
         product<false>(sums, weights, slot.place + 2 * PANEL);
-        products_end(), products_but<0>(), hold(sums);
+        products_end();
+        arrive_of_warp(stage.place + S::USED);  // behind the weights: an arrival does not wait for loads under way
+        products_but<0>(), hold(sums);
         as_operand(rows, sums);
         const u32 passed = slot.place + S::PASSED;
         if (!S::APART) arrive_of_warp(passed);
@@ -1182,19 +1184,34 @@ def dense(x):
 
 
 def rule_of(q, k, v, g, beta, states, cu_seqlens, device):
-    tokens, heads, width = q.shape
-    if (width, v.shape[-1]) != (WIDTH, WIDTH):
+    """(out, the states after); see reference.py for the shapes. ValueError before a launch where the kernels do not serve
+    an input. The offsets' values are on the GPU, and not read here. They must go from 0 to the number of tokens and not
+    descend: tokens outside leave rows of out unset, a sequence of fewer than 0 tokens makes walk wait for ever, and
+    offsets below 0 or beyond the tokens make both kernels read, and walk write, outside of the tensors."""
+    shape, sequences = q.shape, len(states)
+    tokens, heads, width = shape
+    chunks = (tokens // CHUNK + sequences) * heads  # at least as many as there are
+    if not shape == k.shape == v.shape or not shape[:2] == g.shape == beta.shape:
+        raise ValueError("q, k and v must have one shape, and g and beta that of their heads")
+    if states.shape != (sequences, heads, WIDTH, WIDTH) or cu_seqlens.shape != (sequences + 1,):
+        raise ValueError("states must be (sequences, heads, 128, 128), and cu_seqlens (sequences + 1)")
+    if width != WIDTH:
         raise ValueError("the kernel is written for K = V = 128")
+    if chunks >= MOST_CHUNKS:
+        raise ValueError(f"the kernel is written for fewer than {MOST_CHUNKS} chunks of all heads")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16 or not g.dtype == states.dtype == torch.float32:
         raise ValueError("the kernel is written for q, k and v in bf16, g and the states in fp32")
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise ValueError("cu_seqlens must be int32 or int64")
     if any(x.get_device() != device for x in (k, v, g, beta, states, cu_seqlens)):
         raise ValueError("q, k, v, g, beta, states and cu_seqlens must be on one device")
+    if not q.is_cuda:
+        raise ValueError("q, k, v, g, beta, states and cu_seqlens must be on a GPU")
     q, k, v, states, g = dense(q), dense(k), dense(v), dense(states), g.contiguous()
     beta = (beta if beta.dtype == torch.bfloat16 else beta.float()).contiguous()
-    offsets = (cu_seqlens if cu_seqlens.dtype == torch.int32 else cu_seqlens.long()).contiguous()
-    sequences = len(states)
+    offsets = cu_seqlens.contiguous()
     out, after = torch.empty_like(v), torch.empty_like(states)
-    size = (tokens // CHUNK + sequences) * heads * RECORD
+    size = chunks * RECORD
     records = torch.empty(size + 16 * sequences, dtype=torch.uint8, device=v.device)  # and the order of the sequences
     at = records.data_ptr()
     pointers = [x.data_ptr() for x in (q, k, v, g, beta, states, offsets)]

@@ -7,21 +7,26 @@ walk wants it in shared memory. walk goes over the chunks of a head, and is laun
 
 fold: a block of eight warps takes a chunk of a head. A warp gates eight tokens, a lane four of their channels.
 * m is the sum of the gates at the middle of each block of 16 tokens; keys and queries are scaled from and to m of their
-  own block, so that all are in range while gates are at least -10. A product of two blocks has 2^(m - m) on its right
-  operand.
+  own block. A product of two blocks has 2^(m - m) on its right operand. All are in range while gates are at least -5.4;
+  where 16 gates in a row sum to less than -87, that factor is 0, and a block's first tokens lose what came before.
 * (I + lower)^-1 is never made: only the blocks of 16 x 16 on its diagonal are inverted, in fp32. Then each warp solves
   for 32 columns of keys or values, block after block, without a barrier: transposed, a solved block is, in registers,
   the operand of the next products.
 * Keys, queries and values are scaled, solved and staged in the place where they arrived, so 72 KB of shared memory do,
   and three blocks fit on an SM. They lie there as in the record.
 
-walk: a cluster takes a pair of batch and head, a block PART columns of V.
-* One warpgroup takes c and S from chunk to chunk, S in fp32 registers. Another computes the outputs, from S and c in
-  bf16, which lie in shared memory anyway as the B of the chain's own products. In other blocks it would be fed by bulk
-  copies from block to block, which carried 25 KB a microsecond on an H200, and so took twice as long.
-* Each block fetches a slice of a record for all blocks of its cluster (multicast).
-* S is written to shared memory in two halves of 64 channels: one while the other is multiplied. The products of pushed
-  read both operands from there; ended, which is transposed, comes through registers meanwhile.
+walk: a cluster takes a pair of batch and head, a block 64 columns of V.
+* The chain is transposed, and stays in the registers of a warpgroup: what one product leaves there in fp32 is, as bf16,
+  the A of the next one. c^T = new^T - S^T pushed^T; S^T = S^T decay + c^T ended. pushed and ended are the B of these as
+  they lie in shared memory. No fence or barrier stands between these products.
+* S^T has two halves of 64 channels: one is rounded, and multiplied by pushed, while the other's products with ended
+  run.
+* Another warpgroup computes the outputs from S and c, which it gets through shared memory in bf16: the chain writes
+  them there while its products run.
+* Where SMs are free, TURNS blocks take the same columns. All go over the whole chain; each computes the outputs of
+  every TURNS-th chunk, and gets asked and weighted of those alone: so fewer bytes come to an SM.
+* Each block fetches a slice of a record for all blocks of its cluster that need it (multicast).
+* new and decay of the next chunk are loaded into registers while products run, so no load stands in the chain.
 * A block ends when all that is sent to it has come, so no barrier of the cluster, with its fence, stands at the end.
 """
 
@@ -38,38 +43,43 @@ except ImportError:
 
 CHUNK = 64
 WIDTH = 128
+GRID = 65535  # blocks in y or in z
 RECORD = 37120  # bf16 that fill the record of a chunk and head, 74,240 bytes
 FOLD_BLOCKS = 3  # of an SM: the compiler leaves registers for so many
-# Columns of a block, blocks of a cluster, stages of each ring, slots for S and c on their way to the outputs.
-MANY = (32, 4, 2, 4)
-FEW = (16, 8, 3, 3)  # with at most FEW_PAIRS pairs
+# Blocks that take the same columns (turns), stages of the chain's ring and of the outputs', slots for S and c on their
+# way to the outputs. With more turns a slot and a stage of the outputs have more time: one of each does, and the chain's
+# ring may be longer.
+MANY = (1, 3, 2, 2)
+SOME = (2, 4, 1, 1)  # with at most SOME_PAIRS pairs
+FEW = (4, 4, 1, 1)  # with at most FEW_PAIRS pairs
+SOME_PAIRS = 24
 FEW_PAIRS = 8
 # walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
 # stored (1), or when all have started (2). It reads nothing before fold has ended.
 DEPENDENT = 1
-CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS DEPENDENT".split()
+CHOSEN = "FOLD_BLOCKS MANY SOME FEW SOME_PAIRS FEW_PAIRS DEPENDENT".split()
 
 
 
 def wgmma(n):
-    """m64 n k16 of bf16, n / 2 sums a thread: d += SIGN A B. A is in registers, or like B in shared memory."""
+    """m64 n k16 of bf16, n / 2 sums a thread: d = A B, and d += SIGN A B. A is in registers, B in shared memory; there
+    the values of a column lie together, or where BY_ROWS those of a row."""
     half = n // 2
     sums, outputs = ", ".join(f"%{i}" for i in range(half)), ", ".join(f'"+f"(d[{i}])' for i in range(half))
     registers = ", ".join(f"%{half + i}" for i in range(4))
     inputs = ", ".join(f'"r"(a[{i}])' for i in range(4))
 
-    def function(a, operand, signs, inputs, b):
-        return f"""template <int SIGN> __device__ __forceinline__ void multiply(float (&d)[{half}], {a}, uint64_t b) {{
-    asm volatile("{{.reg .pred p; setp.eq.b32 p, 0, 0; "
+    def function(name, kind, first):
+        return f"""template <bool BY_ROWS = false, int SIGN = 1>
+__device__ __forceinline__ void {name}(float (&d)[{half}], const u32 (&a)[4], uint64_t b) {{
+    asm volatile("{{.reg .pred p; setp.ne.b32 p, 0, {0 if first else 1}; "
                  "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.bf16.bf16 "
-                 "{{{sums}}}, {operand}, %{b}, p, %{b + 1}, {signs};}}"
-                 : {outputs} : {inputs}, "l"(b), "n"(SIGN));
+                 "{{{sums}}}, {{{registers}}}, %{half + 4}, p, %{half + 6}, 1, %{half + 5};}}"
+                 : {outputs.replace("+", kind)} : {inputs}, "l"(b), "n"(BY_ROWS), "n"(SIGN));
 }}
 """
 
-    return function("const u32 (&a)[4]", f"{{{registers}}}", "1, 0", inputs, half + 4) + function(
-        "uint64_t a", f"%{half}", "1, 0, 0", '"l"(a)', half + 1
-    )
+    return function("multiply_first", "=", True) + function("multiply", "+", False)
 
 
 PTX = r"""
@@ -168,6 +178,14 @@ __device__ __forceinline__ u32 times(u32 a, u32 b) {  // pairs of bf16
 
 // Of walk
 
+// A warpgroup asks for registers, or gives some away.
+template <int COUNT> __device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> __device__ __forceinline__ void leave_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
 __device__ __forceinline__ u32 rank_in_cluster() {
     u32 rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -213,10 +231,10 @@ __device__ __forceinline__ void load_words(u32 (&a)[4], u32 at) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at) : "memory");
 }
-__device__ __forceinline__ float load_float(u32 at) {
-    float r;
-    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(at) : "memory");
-    return r;
+// 16 bytes to global memory, if they are inside.
+__device__ __forceinline__ void store_words(void* to, const u32 (&r)[4], bool inside) {
+    asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}"
+                 ::"l"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"((int)inside) : "memory");
 }
 // What this thread wrote to shared memory is there for wgmma and bulk copies; after a barrier, what all wrote.
 __device__ __forceinline__ void async_sees() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -225,6 +243,7 @@ __device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_grou
 template <int GROUPS> __device__ __forceinline__ void products_but() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS) : "memory");
 }
+__device__ __forceinline__ void hide(u32& x) { asm volatile("" : "+r"(x)); }  // how x was made
 // The compiler neither reads nor changes these sums across this line.
 template <int COUNT> __device__ __forceinline__ void hold(float (&d)[COUNT]) {
     #pragma unroll
@@ -240,12 +259,17 @@ constexpr int CHUNK = 64, WIDTH = 128;
 constexpr u32 PANEL = 8192;
 __device__ __forceinline__ int panel_at(int row, int part) { return row * 128 + ((part ^ (row & 7)) << 4); }
 
-// Bytes of a record: two panels each of pushed, ended and asked, one of weighted; decay, fp32; new as the sums of wgmma
-// lie: 512 bytes for 16 x 16 values, four such down 64 tokens, then the next 16 columns. The chain of walk takes
-// CHAIN_BYTES from the start and a part of new, the outputs OUTPUT_BYTES from ASKED.
+// Bytes of a record: two panels each of pushed, ended and asked, one of weighted; decay, fp32, in the order in which a
+// lane of walk's chain loads four (decay_at); new as the transposed sums of wgmma lie: 512 bytes for 16 x 16 values, four
+// such down 64 tokens, then the next 16 columns. The chain of walk takes CHAIN_BYTES from the start and a part of new,
+// the outputs OUTPUT_BYTES from ASKED.
 constexpr u32 PUSHED = 0, ENDED = 2 * PANEL, DECAY = 4 * PANEL, CHAIN_BYTES = DECAY + WIDTH * 4;
 constexpr u32 ASKED = CHAIN_BYTES, WEIGHTED = ASKED + 2 * PANEL, NEW = WEIGHTED + PANEL, RECORD = NEW + 2 * PANEL;
 constexpr u32 OUTPUT_BYTES = NEW - ASKED;
+// Byte of a channel's decay. Of 16 channels, lane t of four takes 2t, 2t + 1, 2t + 8, 2t + 9, as its sums' columns are.
+__device__ __forceinline__ int decay_at(int channel) {
+    return channel / 16 * 64 + channel % 8 / 2 * 16 + channel / 8 % 2 * 8 + channel % 2 * 4;
+}
 """
 
 FOLD = r"""
@@ -359,7 +383,7 @@ __device__ __forceinline__ float of_block(const float (&m)[4][4], int block, int
 
 // What a lane scales its four channels by: 2^m of the warp's block, and 2^(sum of the chunk - m). m lies between the
 // two warps of a block. Stores the starts, the bridges, of which a warp takes a pair of blocks, and the chunk's decay.
-__device__ __forceinline__ void ends_of(float (&start)[4], float (&end)[4], uint8_t* memory, float* decay, int warp) {
+__device__ __forceinline__ void ends_of(float (&start)[4], float (&end)[4], uint8_t* memory, uint8_t* decay, int warp) {
     const int lane = lane_of_warp(), block = warp / 2;
     const int later = warp < 1 ? 1 : warp < 3 ? 2 : 3, earlier = warp - later * (later - 1) / 2;
     float m[4][4], sum[4] = {}, bridge[4], all[4];
@@ -378,7 +402,10 @@ __device__ __forceinline__ void ends_of(float (&start)[4], float (&end)[4], uint
     }
     if (warp % 2 == 0) sts(memory + STARTS + block * 512 + lane * 16, four(start));
     if (warp < 6) sts(memory + BRIDGES + bridge_at(later, earlier) + lane * 8, four_packed(bridge));
-    if (warp == 7) reinterpret_cast<float4*>(decay)[lane] = four(all);
+    if (warp != 7) return;
+    #pragma unroll
+    for (int j = 0; j < 4; j += 2)
+        *reinterpret_cast<float2*>(decay + decay_at(4 * lane + j)) = make_float2(all[j], all[j + 1]);
 }
 
 // Keys and queries of the warp's tokens are scaled in place; those from the start and to the end go to the record. A
@@ -387,7 +414,7 @@ __device__ __forceinline__ void gate(uint8_t* memory, const Problem& p, const Pl
                                      int warp) {
     const int lane = lane_of_warp();
     float start[4], end[4], sum[4] = {};  // sum: that of the gates, less m
-    ends_of(start, end, memory, (float*)(place.record(p) + DECAY), warp);
+    ends_of(start, end, memory, place.record(p) + DECAY, warp);
     if (warp % 2 == 0) {
         const float4 total = lds<float4>(memory + TOTALS + warp * 512 + lane * 16);
         sum[0] = -total.x, sum[1] = -total.y, sum[2] = -total.z, sum[3] = -total.w;
@@ -584,15 +611,15 @@ __device__ __forceinline__ void solve(uint8_t* tile, const uint8_t* memory, bool
     }
 }
 
-// 32 columns of new, 512 bytes at a time: what ldmatrix gives to a lane is what walk's lane loads.
+// 32 columns of new, transposed, 512 bytes at a time: what ldmatrix gives to a lane is what walk's lane loads.
 __device__ __forceinline__ void store_new(uint8_t* out, const uint8_t* values, int first_column) {
     const int lane = lane_again();
     out += first_column / 16 * 2048 + lane * 16;
     #pragma unroll
     for (int i = 0; i < 8; ++i) {
         u32 r[4];
-        const int row = i % 4 * 16 + lane % 16, part = first_column / 8 + i / 4 * 2 + lane / 16;
-        ldmatrix(r, shared_address(values + tile_at(row, part)));
+        const int row = i % 4 * 16 + lane / 16 * 8 + lane % 8, part = first_column / 8 + i / 4 * 2 + lane / 8 % 2;
+        ldmatrix_trans(r, shared_address(values + tile_at(row, part)));
         *reinterpret_cast<uint4*>(out + i * 512) = make_uint4(r[0], r[1], r[2], r[3]);
     }
 }
@@ -645,227 +672,370 @@ __global__ void __launch_bounds__(THREADS, FOLD_BLOCKS) fold_kernel(const Proble
 WALK = r"""
 namespace walk {
 
-// A warpgroup for the chain, one for the outputs, and a warp for each that fetches what it multiplies.
-constexpr int GROUP = 128, THREADS = 2 * GROUP + 64;
+// A warpgroup for the chain, one for the outputs, and one of which some threads fetch and tell. The compiler has 168
+// registers a thread for three; the third leaves most of its own to the others.
+constexpr int GROUP = 128, THREADS = 3 * GROUP, OF_CHAIN = 240, OF_OUTPUTS = 200, OF_THIRD = 56;
+constexpr int PART = 64;  // columns of V of a block: the rows of its products
 
-template <int PART_, int CLUSTER_, int STAGES_, int SLOTS_> struct Shape {
-    static constexpr int PART = PART_, CLUSTER = CLUSTER_, STAGES = STAGES_, SLOTS = SLOTS_;
-    static constexpr u32 STATE = WIDTH * PART * 2, CHANGE = CHUNK * PART * 2, SLOT = STATE + CHANGE;  // bytes
-    static constexpr u32 CHAIN_STAGE = (CHAIN_BYTES + CHANGE + 1023) / 1024 * 1024;                   // CHANGE: of new
-    static constexpr u32 OUTPUTS_AT = STAGES * CHAIN_STAGE, SLOTS_AT = OUTPUTS_AT + STAGES * OUTPUT_BYTES;
-    static constexpr u32 BARRIERS = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = BARRIERS + 8 * (4 * STAGES + 2 * SLOTS);
-    static_assert(WIDTH % (PART * CLUSTER) == 0 && CLUSTER <= 8, "blocks of a cluster");
-    static_assert(CHAIN_BYTES % (16 * CLUSTER) == 0 && OUTPUT_BYTES % (16 * CLUSTER) == 0, "slices of a record");
-    static_assert(SHARED_BYTES <= 232448 && SLOTS > 2, "a block must fit, and a chain be two slots ahead");
+// Bytes. A stage of the chain: what it takes of a record, as it lies there; the block's part of new. A stage of the
+// outputs: asked and weighted. A slot: S^T, then c^T. Barriers stand behind decay in the first stage.
+constexpr u32 BARS = 40;  // bytes for the barriers of a stage or slot
+template <int TURNS_, int STAGES_, int OUTPUT_STAGES_, int SLOTS_> struct Shape {
+    static constexpr int TURNS = TURNS_, CLUSTER = WIDTH / PART * TURNS;
+    static constexpr int STAGES = STAGES_, OUTPUT_STAGES = OUTPUT_STAGES_, SLOTS = SLOTS_;
+    static constexpr u32 NEW_AT = CHAIN_BYTES + 512, NEW_BYTES = PANEL, STAGE = NEW_AT + NEW_BYTES, SLOT = 3 * PANEL;
+    static constexpr u32 OUTPUTS_AT = STAGES * STAGE, SLOTS_AT = OUTPUTS_AT + OUTPUT_STAGES * OUTPUT_BYTES;
+    static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + PANEL, BARRIERS = CHAIN_BYTES;
+    static_assert(CLUSTER <= 8 && NEW_AT % 1024 == 0 && 2 * PANEL % (16 * CLUSTER) == 0, "slices of a record");
+    static_assert((STAGES + OUTPUT_STAGES + SLOTS) * BARS <= 512 && SHARED_BYTES <= 232448, "a block must fit");
+    static_assert(STAGES > 2, "the chain holds a stage while it waits for a next one");
 };
 
 struct Problem { const uint8_t* records; __nv_bfloat16* out; int tokens, heads, chunks; };
 
 template <int N> struct Number { __device__ constexpr operator int() const { return N; } };
 
-// Barriers of a ring, at the same places in all blocks: a stage is full; all blocks have used it.
-struct Ring { u32 full, empty; };
-// Where things are. ready: S and c are in a slot; passed: the outputs have used them.
-struct Places { u32 base; Ring chain, outputs; u32 ready, passed, rank; };
+struct Places {
+    u32 base, rank;  // everything has the same place in all blocks of a cluster
+    __device__ __forceinline__ int half() const { return rank % 2; }  // of the columns of V
+    __device__ __forceinline__ int turn() const { return rank / 2; }
+};
+
+// Barriers of a stage: it has come, or a part of it; all blocks have used it; this block's warps have. Of a slot: S and
+// c are there; the outputs have used them.
+constexpr u32 FULL = 0, EMPTY = 8, USED = 16, READY = 0, PASSED = 8;
+constexpr u32 HAS_NEW = FULL, HAS_PUSHED = 24, HAS_ENDED = 32;  // new comes with decay
+// Which of COUNT stages or slots is next, and the parity of its barriers. Kept from one to the next: what is computed
+// from their number, or for descriptors from the place, would delay products. low: the place in those.
+template <int COUNT, u32 SIZE> struct Turn {
+    u32 place, bar, low, left = COUNT, parity = 0;
+    __device__ __forceinline__ Turn(u32 place, u32 bar) : place(place), bar(bar), low((place & 0x3FFFF) >> 4) {}
+    __device__ __forceinline__ void next() {
+        place += SIZE, low += SIZE >> 4, bar += BARS;
+        if (--left == 0)
+            place -= COUNT * SIZE, low -= COUNT * SIZE >> 4, bar -= COUNT * BARS, left = COUNT, parity ^= 1;
+    }
+    __device__ __forceinline__ void wait(u32 which, u32 turned = 0) const { bar_wait(bar + which, parity ^ turned); }
+};
+template <class S> struct Stages : Turn<S::STAGES, S::STAGE> {
+    __device__ __forceinline__ Stages(u32 base) : Turn<S::STAGES, S::STAGE>(base, base + S::BARRIERS) {}
+};
+template <class S> struct OutputStages : Turn<S::OUTPUT_STAGES, OUTPUT_BYTES> {
+    __device__ __forceinline__ OutputStages(u32 base)
+        : Turn<S::OUTPUT_STAGES, OUTPUT_BYTES>(base + S::OUTPUTS_AT, base + S::BARRIERS + S::STAGES * BARS) {}
+};
+template <class S> struct Slots : Turn<S::SLOTS, S::SLOT> {
+    __device__ __forceinline__ Slots(u32 base)
+        : Turn<S::SLOTS, S::SLOT>(base + S::SLOTS_AT, base + S::BARRIERS + (S::STAGES + S::OUTPUT_STAGES) * BARS) {}
+};
+__device__ __forceinline__ void arrive_of_warp(u32 bar) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) bar_arrive(bar);
+}
+// Lanes 0 and 1 tell the two blocks of a turn, which share what the outputs take; bar: a barrier's place in this block.
+struct Both {
+    u32 base, there;
+    __device__ __forceinline__ Both(const Places& at)
+        : base(at.base), there(in_block(at.base, 2 * at.turn() + threadIdx.x % 2)) {}
+    __device__ __forceinline__ void arrive_of_warp(u32 bar) const {
+        __syncwarp();
+        if (threadIdx.x % 32 < 2) bar_arrive_there(there + (bar - base));
+    }
+};
 
 // Descriptors of wgmma. Only their lower words change from product to product, by additions without a carry: what is
 // computed between two products delays the second.
-__device__ __forceinline__ uint64_t descriptor(u32 low, u32 high) { return (uint64_t)high << 32 | low; }
-// B of K rows: 8 x 8 values are 128 bytes together, the next 8 of k follow, 16 K bytes further are the next 8 columns.
-template <int K> __device__ __forceinline__ uint64_t of_b(u32 at, int step) {
-    return descriptor(((at & 0x3FFFF) >> 4 | (128 >> 4) << 16) + step * (2 * 128 >> 4), K);
+__device__ __forceinline__ uint64_t descriptor(u32 low) {
+    return (uint64_t)(1024 >> 4 | 1 << 30) << 32 | low;  // groups of eight lines are 1024 bytes apart; 128-byte swizzle
 }
-// A of 64 rows in panels, at a multiple of 1024 bytes.
-__device__ __forceinline__ uint64_t of_a(u32 at, int step) {
-    return descriptor(((at & 0x3FFFF) >> 4 | 1 << 16) + (step / 4 * PANEL + step % 4 * 32 >> 4), 1024 >> 4 | 1 << 30);
+// 64 columns of B, of which each is a line of the panels, `from` bytes behind a place: their k lie together.
+__device__ __forceinline__ uint64_t of_columns(u32 low, u32 from, int step) {
+    return descriptor(low + (1 << 16) + (from + step / 4 * PANEL + step % 4 * 32 >> 4));
 }
-
-// Sums of 16 rows of this warp, as bf16, into a B of K rows; the sums' rows are its k, from 8 `eight` on.
-template <int K, int COUNT> __device__ __forceinline__ void put(u32 to, const float (&d)[COUNT], int eight) {
-    const int lane = threadIdx.x % 32;
-    to += lane / 16 * 16 * K + (eight + lane / 8 % 2) * 128 + lane % 8 * 16;
-    #pragma unroll
-    for (int i = 0; i < COUNT; i += 8)
-        stmatrix_trans(to + i / 4 * 16 * K, {packed(d[i], d[i + 1]), packed(d[i + 2], d[i + 3]),
-                                             packed(d[i + 4], d[i + 5]), packed(d[i + 6], d[i + 7])});
+// Of B each k is a line of the panel: 64 columns lie together.
+__device__ __forceinline__ uint64_t of_rows(u32 low, u32 from, int step) {
+    return descriptor(low + (PANEL >> 4 << 16) + (from + step * 16 * 128 >> 4));
 }
 
-// A in registers: its 64 rows are the columns of a panel.
-__device__ __forceinline__ void load_columns(u32 (&a)[4][4], u32 panel) {
-    const int lane = threadIdx.x % 32, row = lane / 16 * 8 + lane % 8;
-    const u32 at = panel_at(row, threadIdx.x / 32 * 2 + lane / 8 % 2);
+// Sums as the A of a next product: their columns are its k.
+template <int STEPS> __device__ __forceinline__ void as_operand(u32 (&a)[STEPS][4], const float (&d)[8 * STEPS]) {
     #pragma unroll
-    for (int step = 0; step < 4; ++step) ldmatrix_trans(a[step], panel + step * 16 * 128 + at);
+    for (int i = 0; i < 8 * STEPS; i += 2) a[i / 8][i % 8 / 2] = packed(d[i], d[i + 1]);
 }
-// `new` as fold's sums lay, 16 bytes a lane for 16 columns.
-template <int COUNT> __device__ __forceinline__ void load_new(float (&d)[COUNT], u32 from) {
+// Likewise, half of it.
+template <int HALF> __device__ __forceinline__ void half_operand(u32 (&a)[4][4], const float (&d)[32]) {
     #pragma unroll
-    for (int i = 0; i < COUNT; i += 8) {
-        u32 four[4];
-        load_words(four, from + i / 8 * 2048 + threadIdx.x * 16);
-        #pragma unroll
-        for (int j = 0; j < 8; ++j) d[i + j] = __uint_as_float(j % 2 ? four[j / 2] & 0xffff0000u : four[j / 2] << 16);
-    }
+    for (int i = 16 * HALF; i < 16 * HALF + 16; i += 2) a[i / 8][i % 8 / 2] = packed(d[i], d[i + 1]);
 }
-// Channel 64 half + 16 warp + lane / 4 + 8 second of the chunk's decay.
-__device__ __forceinline__ void load_decay(float (&decay)[2][2], u32 from) {
-    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-    #pragma unroll
-    for (int i = 0; i < 4; ++i) decay[i / 2][i % 2] = load_float(from + (i / 2 * 64 + i % 2 * 8 + row) * 4);
+// The thread's row of its warp's 16, for ldmatrix and stmatrix of A or sums: parts of 16 bytes, columns 16 step and up.
+__device__ __forceinline__ u32 line_at(int step) {
+    const int lane = threadIdx.x % 32, row = threadIdx.x % GROUP / 32 * 16 + lane % 16;
+    return step / 4 * PANEL + panel_at(row, step % 4 * 2 + lane / 16);
 }
-template <int COUNT> __device__ __forceinline__ void scale(float (&state)[COUNT], const float (&decay)[2]) {
+template <int STEPS> __device__ __forceinline__ void store_lines(u32 to, const u32 (&a)[STEPS][4]) {
     #pragma unroll
-    for (int i = 0; i < COUNT; ++i) state[i] *= decay[i / 2 % 2];
+    for (int step = 0; step < STEPS; ++step) stmatrix(to + line_at(step), a[step]);
 }
-// d += SIGN A B for the k from 16 FROM to 16 TO; B has K rows.
-template <int SIGN, int K, int FROM, int TO, int COUNT>
-__device__ __forceinline__ void product(float (&d)[COUNT], u32 a, u32 b) {
+template <int STEPS> __device__ __forceinline__ void load_lines(u32 (&a)[STEPS][4], u32 from) {
     #pragma unroll
-    for (int step = FROM; step < TO; ++step) multiply<SIGN>(d, of_a(a, step), of_b<K>(b, step));
-}
-template <int COUNT> __device__ __forceinline__ void product(float (&d)[COUNT], const u32 (&a)[4][4], u32 b) {
-    #pragma unroll
-    for (int step = 0; step < 4; ++step) multiply<1>(d, a[step], of_b<CHUNK>(b, step));
+    for (int step = 0; step < STEPS; ++step) ldmatrix(a[step], from + line_at(step));
 }
 
-// One thread asks for this block's slice of each record for all blocks of the cluster; for the chain for its own part
-// of new, too. The last turns only wait until all blocks have used what this one sent.
-template <class S, bool CHAIN>
-__device__ __forceinline__ void produce(const Problem& p, const Places& at, const uint8_t* record, int part) {
-    constexpr u32 STAGE = CHAIN ? S::CHAIN_STAGE : OUTPUT_BYTES, FROM = CHAIN ? 0 : ASKED;
-    constexpr u32 BYTES = CHAIN ? CHAIN_BYTES : OUTPUT_BYTES, NEWS = CHAIN ? S::CHANGE : 0, SLICE = BYTES / S::CLUSTER;
-    const Ring ring = CHAIN ? at.chain : at.outputs;
-    const u32 first = at.base + (CHAIN ? 0 : S::OUTPUTS_AT), slice = at.rank * SLICE;
-    if (DEPENDENT) wait_for_fold();
-    for (int n = 0; n < p.chunks + S::STAGES; ++n, record += RECORD) {
-        const u32 stage = n % S::STAGES, bar = ring.full + 8 * stage, to = first + stage * STAGE;
-        bar_wait(ring.empty + 8 * stage, (n / S::STAGES & 1) ^ 1);
+// One thread asks for this block's slices of what the chain takes, for all blocks that take it; first for what is
+// needed first. The last turns only wait until all blocks have used what this one sent. All blocks send something to
+// all in each turn: so none tells another that it has used a stage while one has still to tell this of the turn before.
+template <class S> __device__ __forceinline__ void produce(const Problem& p, const Places& at) {
+    constexpr u32 ALL = (1 << S::CLUSTER) - 1, BYTES = 2 * PANEL, SLICE = BYTES / S::CLUSTER;
+    constexpr u32 NEWS = S::NEW_BYTES / S::TURNS, DECAYS = WIDTH * 4;
+    const uint8_t* record = p.records + (int64_t)blockIdx.y * p.chunks * RECORD;
+    const u32 slice = at.rank * SLICE, of_new = at.turn() * NEWS;
+    Stages<S> stage(at.base);
+    for (int n = 0; n < p.chunks + S::STAGES; ++n, record += RECORD, stage.next()) {
+        const u32 bar = stage.bar;
+        stage.wait(EMPTY, 1);
         if (n >= p.chunks) continue;
-        bar_expect(bar, BYTES + NEWS);
-        copy_to_all(to + slice, record + FROM + slice, SLICE, bar, (1 << S::CLUSTER) - 1);
-        if (CHAIN) copy(to + CHAIN_BYTES, record + NEW + part * NEWS, NEWS, bar);
+        bar_expect(bar + HAS_NEW, S::NEW_BYTES + DECAYS);
+        const uint8_t* from = record + NEW + at.half() * S::NEW_BYTES + of_new;
+        if (S::TURNS == 1) copy(stage.place + S::NEW_AT, from, NEWS, bar + HAS_NEW);
+        else copy_to_all(stage.place + S::NEW_AT + of_new, from, NEWS, bar + HAS_NEW, ALL / 3 << at.half());
+        copy(stage.place + DECAY, record + DECAY, DECAYS, bar + HAS_NEW);
+        bar_expect(bar + HAS_PUSHED, BYTES);
+        copy_to_all(stage.place + PUSHED + slice, record + PUSHED + slice, SLICE, bar + HAS_PUSHED, ALL);
+        bar_expect(bar + HAS_ENDED, BYTES);
+        copy_to_all(stage.place + ENDED + slice, record + ENDED + slice, SLICE, bar + HAS_ENDED, ALL);
     }
 }
-// A thread for each block of the cluster tells it that this block has used a stage.
-template <class S> __device__ __forceinline__ void release(const Ring& ring, int n) {
-    const u32 thread = threadIdx.x % GROUP;
-    if (thread < S::CLUSTER) bar_arrive_there(in_block(ring.empty + 8 * (n % S::STAGES), thread));
+// Another does so for the outputs of this block's chunks, and those of the block with the other columns.
+template <class S> __device__ __forceinline__ void produce_for_outputs(const Problem& p, const Places& at) {
+    constexpr u32 SLICE = OUTPUT_BYTES / 2;
+    const u32 slice = at.half() * SLICE;
+    const uint8_t* record = p.records + ((int64_t)blockIdx.y * p.chunks + at.turn()) * RECORD + ASKED + slice;
+    OutputStages<S> stage(at.base);
+    for (int n = at.turn(); n < p.chunks + S::TURNS * S::OUTPUT_STAGES; n += S::TURNS) {
+        stage.wait(EMPTY, 1);
+        if (n < p.chunks) {
+            bar_expect(stage.bar + FULL, OUTPUT_BYTES);
+            copy_to_all(stage.place + slice, record, SLICE, stage.bar + FULL, 3 << 2 * at.turn());
+        }
+        record += S::TURNS * RECORD, stage.next();
+    }
+}
+// One thread tells the blocks that sent a stage when this block has used it. The chain has no time for this, since its
+// next fence may wait for what it tells others.
+template <class S> __device__ __forceinline__ void release(const Problem& p, const Places& at) {
+    Stages<S> stage(at.base);
+    for (int n = 0; n < p.chunks; ++n, stage.next()) {
+        stage.wait(USED);
+        #pragma unroll
+        for (u32 block = 0; block < S::CLUSTER; ++block) bar_arrive_there(in_block(stage.bar + EMPTY, block));
+    }
 }
 
-// The last chunk stands behind the loop: where the loop is left no product may be under way, or ptxas serializes all.
-template <class S> __device__ __forceinline__ void chain(const Problem& p, const Places& at) {
-    const int warp = threadIdx.x / 32, last = p.chunks - 1;
-    float state[2][S::PART / 2] = {}, change[S::PART / 2];  // change: new, then c
-    float decay[2][2];
-    u32 ended[2][4][4];
-    auto slot_of = [&](int n) { return at.base + S::SLOTS_AT + n % S::SLOTS * S::SLOT; };
-    auto record_of = [&](int n) { return at.base + n % S::STAGES * S::CHAIN_STAGE; };
-    auto begin = [&](int n) {
-        bar_wait(at.chain.full + 8 * (n % S::STAGES), n / S::STAGES & 1);
-        load_decay(decay, record_of(n) + DECAY);
-        load_new(change, record_of(n) + CHAIN_BYTES), hold(change);
-    };
-    auto load_ended = [&](int n) {
-        #pragma unroll
-        for (int half = 0; half < 2; ++half) load_columns(ended[half], record_of(n) + ENDED + half * PANEL);
-    };
-    auto keep_change = [&](int n) {  // all warps have then used the stage, and S and c are in the slot
-        put<CHUNK>(slot_of(n) + S::STATE, change, 2 * warp);
-        async_sees(), barrier_of<GROUP>(1);
-        if (threadIdx.x == 0) bar_arrive(at.ready + 8 * (n % S::SLOTS));
-    };
-    begin(0), load_ended(0);
+// `new`, 16 bytes a lane for 16 tokens.
+__device__ __forceinline__ void load_new(u32 (&words)[4][4], u32 from) {
     #pragma unroll
-    for (int half = 0; half < 2; ++half) put<WIDTH>(slot_of(0), state[half], 8 * half + 2 * warp);
-    for (int n = 0; n < last; ++n) {
-        keep_change(n);
+    for (int i = 0; i < 4; ++i) load_words(words[i], from + i * 512);
+}
+__device__ __forceinline__ void unpack(float (&d)[32], const u32 (&words)[4][4]) {
+    #pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        const u32 pair = words[i / 8][i % 8 / 2];
+        d[i] = __uint_as_float(pair << 16), d[i + 1] = __uint_as_float(pair & 0xffff0000u);
+    }
+}
+// `decay`, fp32, one a channel, which is a column of the sums: a lane's 32, 16 bytes at a time.
+__device__ __forceinline__ void load_decay(u32 (&decay)[8][4], u32 from) {
+    #pragma unroll
+    for (int i = 0; i < 8; ++i) load_words(decay[i], from + i * 64);
+}
+template <int HALF> __device__ __forceinline__ void scale(float (&state)[32], const u32 (&decay)[8][4]) {
+    #pragma unroll
+    for (int i = 0; i < 32; ++i) state[i] *= __uint_as_float(decay[4 * HALF + i / 8][i % 8 / 4 * 2 + i % 2]);
+}
+
+// Begins with no product under way, and ends so: else, where the loop is left, ptxas serializes all. Where all of an
+// operand would delay a product, half of it is made, then the other under products with the first. What needs no result
+// of a product, loads of new and decay among it, stands where the tensor cores have work for it to run under; waits for
+// barriers keep ptxas from moving it out. S is 0 before the first chunk, whose c is `new`; nothing of the last chunk is
+// added to S. All of a stage must have come before it is released.
+template <class S> __device__ __forceinline__ void chain(const Problem& p, const Places& at) {
+    float state[2][32] = {}, change[32];       // S^T; new^T, then c^T
+    u32 before[2][4][4] = {}, operand[4][4];   // S^T and c^T as A
+    u32 words[4][4], decay[8][4];              // new and decay of the next chunk
+    Stages<S> stage(at.base), ahead(at.base);  // of this chunk, and of the next one
+    Slots<S> slot(at.base);
+    // What this thread adds to places. Hidden: the compiler would make them again and again, in registers that it must
+    // then wait for.
+    u32 lines[4], of_new = threadIdx.x / 32 * 2048 + threadIdx.x % 32 * 16, of_decay = threadIdx.x % 4 * 16;
+    #pragma unroll
+    for (int i = 0; i < 4; ++i) lines[i] = at.base + line_at(i), hide(lines[i]);
+    hide(of_new), hide(of_decay);
+    u32 last = 0;           // the barriers of the stage before
+    int until = at.turn();  // the next chunk whose outputs this block makes
+    auto take_decay = [&] { load_decay(decay, ahead.place + DECAY + of_decay); };
+    auto take_new = [&](const Stages<S>& from) { load_new(words, from.place + S::NEW_AT + of_new); };
+    auto store_half = [&](u32 to, const u32 (&a)[4][4]) {
         #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            products_begin(), hold(state[half]);
-            product(state[half], ended[half], slot_of(n) + S::STATE);
-            products_end();
+        for (int i = 0; i < 4; ++i) stmatrix(to - at.base + lines[i], a[i]);
+    };
+    auto keep_state = [&] {
+        if (S::TURNS > 1 && until) return;
+        slot.wait(PASSED, 1);
+        store_half(slot.place, before[0]), store_half(slot.place + PANEL, before[1]);
+    };
+    auto keep_change = [&] {
+        if (S::TURNS == 1 || until == 0) store_half(slot.place + 2 * PANEL, operand);
+    };
+    auto tell = [&] {
+        if (S::TURNS == 1 || until == 0) {
+            async_sees(), arrive_of_warp(slot.bar + READY);
+            slot.next();
+            until = S::TURNS;
         }
-        begin(n + 1);
-        const u32 next = slot_of(n + 1);
+        --until;
+    };
+    auto first_change = [&] {
+        stage.wait(HAS_NEW), take_new(stage), unpack(change, words), ahead.next();
+        keep_state();
+        if (p.chunks > 1) ahead.wait(HAS_NEW), take_new(ahead);
+        stage.wait(HAS_PUSHED), stage.wait(HAS_ENDED), hold(change);
+    };
+    auto change_of = [&](bool is_last) {
         auto half_of_change = [&](auto half) {
             products_but<1>();  // this half of S is there; the other half, or the first products of c, are under way
             hold(state[half]);
-            put<WIDTH>(next, state[half], 8 * half + 2 * warp);
-            async_sees(), barrier_of<GROUP>(1);
-            products_begin(), hold(change);
-            product<-1, WIDTH, 4 * half, 4 * half + 4>(change, record_of(n + 1) + PUSHED, next);
+            as_operand(before[half], state[half]);
+            products_begin();
+            if (half == 0) hold(change);
+            #pragma unroll
+            for (int step = 0; step < 4; ++step)
+                multiply<false, -1>(change, before[half][step], of_columns(stage.low, PUSHED, 4 * half + step));
             products_end();
-            scale(state[half], decay[half]);
         };
-        half_of_change(Number<0>()), half_of_change(Number<1>());
-        // The next but one slot is free. A wait also keeps ptxas from loading ended between the products.
-        bar_wait(at.passed + 8 * ((n + 2) % S::SLOTS), ((n + 2) / S::SLOTS & 1) ^ 1);
-        load_ended(n + 1);
+        stage.wait(HAS_PUSHED);
+        unpack(change, words), hold(change);
+        stage.wait(HAS_ENDED);
+        half_of_change(Number<0>());
+        tell();
+        scale<0>(state[0], decay), hold(state[0]);
+        half_of_change(Number<1>());
+        arrive_of_warp(last + USED);
+        keep_state();
+        if (!is_last) {
+            ahead.wait(HAS_NEW);
+            scale<1>(state[1], decay), hold(state[1]);
+            take_new(ahead);
+        }
         products_but<0>(), hold(change);
-    }
-    keep_change(last);
+    };
+    auto add_change = [&] {
+        auto add = [&](int half, int step) {
+            multiply<true>(state[half], operand[step], of_rows(stage.low, ENDED + half * PANEL, step));
+        };
+        half_operand<0>(operand, change);
+        products_begin(), hold(state[0]), add(0, 0), add(0, 1);
+        half_operand<1>(operand, change);
+        products_begin(), add(0, 2), add(0, 3), products_end();
+        take_decay();
+        products_begin(), hold(state[1]), add(1, 0), add(1, 1), add(1, 2), add(1, 3), products_end();
+        keep_change();
+        last = stage.bar, stage = ahead, ahead.next();
+    };
+    first_change();
+    for (int n = 1; n < p.chunks; ++n) add_change(), change_of(n + 1 == p.chunks);
+    as_operand(operand, change);
+    keep_change(), tell();
+    arrive_of_warp(stage.bar + USED);
 }
 
-// Pairs of sums; the tokens past the end are left out.
-template <int COUNT>
-__device__ __forceinline__ void store(const Problem& p, const u32 (&pairs)[COUNT], __nv_bfloat16* out, int chunk) {
-    const int token = chunk * CHUNK + threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4;
-    const int64_t line = (int64_t)p.heads * WIDTH;
-    out += token * line + threadIdx.x % 4 * 2;
+// The warp's 16 rows go through shared memory, for whole lines; the tokens past the end are left out.
+__device__ __forceinline__ void store(u32 staging, const u32 (&rows)[4][4], __nv_bfloat16* out, int64_t line,
+                                      int inside) {
+    const int lane = threadIdx.x % 32, first = threadIdx.x % GROUP / 32 * 16 + lane / 8, part = lane % 8;
+    store_lines(staging, rows);
+    __syncwarp();
     #pragma unroll
-    for (int second = 0; second < 2; ++second)
-        #pragma unroll
-        for (int i = second; i < COUNT; i += 2)
-            if (token + 8 * second < p.tokens) *reinterpret_cast<u32*>(out + 8 * second * line + i / 2 * 8) = pairs[i];
+    for (int i = 0; i < 16; i += 4) {
+        u32 four[4];
+        const int row = first + i;
+        load_words(four, staging + panel_at(row, part));
+        store_words(out + row * line + part * 8, four, row < inside);
+    }
+    __syncwarp();
 }
 
-// The outputs of a chunk are stored while the next one's products run. The chain has no time to tell other blocks that
-// it has used a stage, since its next fence may wait for that: it is told here.
-template <class S> __device__ __forceinline__ void outputs(const Problem& p, const Places& at, __nv_bfloat16* out) {
-    u32 pairs[S::PART / 4] = {};
-    for (int n = 0; n < p.chunks; ++n) {
-        const u32 slot = n % S::SLOTS, state = at.base + S::SLOTS_AT + slot * S::SLOT;
-        const u32 record = at.base + S::OUTPUTS_AT + n % S::STAGES * OUTPUT_BYTES;
-        bar_wait(at.ready + 8 * slot, n / S::SLOTS & 1);
-        release<S>(at.chain, n);
-        bar_wait(at.outputs.full + 8 * (n % S::STAGES), n / S::STAGES & 1);
-        float sums[S::PART / 2] = {};
-        products_begin(), hold(sums);
-        product<1, WIDTH, 0, 8>(sums, record, state);
-        product<1, CHUNK, 0, 4>(sums, record + WEIGHTED - ASKED, state + S::STATE);
-        products_end();
-        if (n) store(p, pairs, out, n - 1);
-        products_but<0>(), hold(sums);
-        barrier_of<GROUP>(2);  // all warps have used the stage and the slot
-        if (threadIdx.x == GROUP) bar_arrive(at.passed + 8 * slot);
-        release<S>(at.outputs, n);
+// asked and weighted are A in registers, loaded before S and c come. Their stage is free once the products take them: an
+// arrival right behind ldmatrix does not wait for what it loads, and in one of three calls the next copy was faster. The
+// outputs of a chunk are stored under the products of the next.
+template <class S> __device__ __forceinline__ void outputs(const Problem& p, const Places& at) {
+    const int64_t line = (int64_t)p.heads * WIDTH;
+    const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
+    __nv_bfloat16* out = p.out + ((int64_t)batch * p.tokens * p.heads + head) * WIDTH + at.half() * PART;
+    u32 asked[8][4], weighted[4][4], rows[4][4] = {};  // rows: outputs
+    OutputStages<S> stage(at.base);
+    Slots<S> slot(at.base);
+    const Both both(at);
+    int before = p.chunks;  // the chunk whose outputs are in rows: none
+    auto store_before = [&] {
+        store(at.base + S::STAGING, rows, out + before * CHUNK * line, line, p.tokens - before * CHUNK);
+    };
+    for (int n = at.turn(); n < p.chunks; n += S::TURNS) {
+        float sums[32];
+        stage.wait(FULL);
+        load_lines(asked, stage.place), load_lines(weighted, stage.place + WEIGHTED - ASKED);
+        slot.wait(READY);
+        products_begin();
+        multiply_first(sums, asked[0], of_columns(slot.low, 0, 0));
         #pragma unroll
-        for (int i = 0; i < S::PART / 4; ++i) pairs[i] = packed(sums[2 * i], sums[2 * i + 1]);
+        for (int step = 1; step < 8; ++step) multiply(sums, asked[step], of_columns(slot.low, 0, step));
+        #pragma unroll
+        for (int step = 0; step < 4; ++step) multiply(sums, weighted[step], of_columns(slot.low, 2 * PANEL, step));
+        products_end();
+        both.arrive_of_warp(stage.bar + EMPTY);
+        store_before();
+        products_but<0>(), hold(sums);
+        arrive_of_warp(slot.bar + PASSED);
+        as_operand(rows, sums);
+        before = n, stage.next(), slot.next();
     }
-    store(p, pairs, out, p.chunks - 1);
+    store_before();
+}
+
+template <class S> __device__ __forceinline__ Places set_up(u32 base) {
+    if (threadIdx.x == 0) {
+        const Stages<S> stage(base);
+        const OutputStages<S> output_stage(base);
+        const Slots<S> slot(base);
+        for (u32 bar = stage.bar; bar < output_stage.bar; bar += BARS) {
+            bar_init(bar + HAS_NEW, 1), bar_init(bar + HAS_PUSHED, 1), bar_init(bar + HAS_ENDED, 1);
+            bar_init(bar + EMPTY, S::CLUSTER), bar_init(bar + USED, 4);  // warps
+        }
+        for (u32 bar = output_stage.bar; bar < slot.bar; bar += BARS)
+            bar_init(bar + FULL, 1), bar_init(bar + EMPTY, 2 * 4);
+        for (int i = 0; i < S::SLOTS; ++i)
+            bar_init(slot.bar + i * BARS + READY, 4), bar_init(slot.bar + i * BARS + PASSED, 4);
+        fence_init();
+    }
+    cluster_barrier();
+    return {base, rank_in_cluster()};
 }
 
 template <class S> __global__ void __launch_bounds__(THREADS, 1) walk_kernel(const Problem p) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const u32 base = shared_address(memory), bars = base + S::BARRIERS, ring = 8 * S::STAGES;
-    const Places at = {base, {bars, bars + ring}, {bars + 2 * ring, bars + 3 * ring},
-                       bars + 4 * ring, bars + 4 * ring + 8 * S::SLOTS, rank_in_cluster()};
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; ++i) {
-            bar_init(at.chain.full + 8 * i, 1), bar_init(at.chain.empty + 8 * i, S::CLUSTER);
-            bar_init(at.outputs.full + 8 * i, 1), bar_init(at.outputs.empty + 8 * i, S::CLUSTER);
-        }
-        for (int i = 0; i < S::SLOTS; ++i) bar_init(at.ready + 8 * i, 1), bar_init(at.passed + 8 * i, 1);
-        fence_init();
+    const Places at = set_up<S>(shared_address(memory));
+    if (threadIdx.x < GROUP) {
+        take_registers<OF_CHAIN>();
+        chain<S>(p, at);
+    } else if (threadIdx.x < 2 * GROUP) {
+        take_registers<OF_OUTPUTS>();
+        outputs<S>(p, at);
+    } else {
+        leave_registers<OF_THIRD>();
+        if (DEPENDENT) wait_for_fold();
+        if (threadIdx.x == 2 * GROUP) produce<S>(p, at);
+        if (threadIdx.x == 2 * GROUP + 32) produce_for_outputs<S>(p, at);
+        if (threadIdx.x == 2 * GROUP + 64) release<S>(p, at);
     }
-    cluster_barrier();
-    const int part = blockIdx.x, batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
-    const uint8_t* record = p.records + (int64_t)blockIdx.y * p.chunks * RECORD;
-    if (threadIdx.x < GROUP) chain<S>(p, at);
-    else if (threadIdx.x < 2 * GROUP)
-        outputs<S>(p, at, p.out + ((int64_t)batch * p.tokens * p.heads + head) * WIDTH + part * S::PART);
-    else if (threadIdx.x == 2 * GROUP) produce<S, true>(p, at, record, part);
-    else if (threadIdx.x == 2 * GROUP + 32) produce<S, false>(p, at, record, part);
 }
 
 }  // namespace walk
@@ -890,10 +1060,12 @@ template <auto kernel> int prepare(int bytes) {
 
 namespace fold {
 
-int launch(Problem p, int batch, cudaStream_t stream) {
+int launch(const Problem& p, int batch, cudaStream_t stream) {
     MUST(prepare<fold_kernel>(SHARED_BYTES));
-    fold_kernel<<<dim3(p.heads, batch, p.chunks), THREADS, SHARED_BYTES, stream>>>(p);
-    return cudaGetLastError();
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(p.heads, batch, p.chunks), config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = SHARED_BYTES, config.stream = stream;
+    return cudaLaunchKernelEx(&config, fold_kernel, p);
 }
 
 }  // namespace fold
@@ -903,7 +1075,7 @@ namespace walk {
 template <class S> int launch(const Problem& p, int pairs, cudaStream_t stream) {
     MUST(prepare<walk_kernel<S>>(S::SHARED_BYTES));
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(WIDTH / S::PART, pairs), config.blockDim = dim3(THREADS);
+    config.gridDim = dim3(S::CLUSTER, pairs), config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -925,14 +1097,17 @@ int both(const long long (&a)[12]) {
     if (!pairs || !chunks) return 0;
     MUST(fold::launch({words(0), words(1), words(2), (const float*)a[3], (const void*)a[4], records, tokens, heads,
                        chunks, int(a[10])}, batch, stream));
-    auto* launch = pairs > FEW_PAIRS ? walk::launch<walk::Shape<MANY>> : walk::launch<walk::Shape<FEW>>;
+    auto* launch = pairs <= FEW_PAIRS ? walk::launch<walk::Shape<FEW>>
+                 : pairs <= SOME_PAIRS ? walk::launch<walk::Shape<SOME>> : walk::launch<walk::Shape<MANY>>;
     return launch({records, (__nv_bfloat16*)a[6], tokens, heads, chunks}, pairs, stream);
 }
 
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
     long long a[12];
     for (int i = 0; i < 12; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    return PyLong_FromLong(both(a));
+    const int error = both(a);
+    if (error) cudaGetLastError();  // it is reported here, and not again behind the next kernel of torch
+    return PyLong_FromLong(error);
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "kda", "", -1, methods};
@@ -947,8 +1122,7 @@ def source():
     chosen = {name: globals()[name] for name in CHOSEN}
     values = {name: ", ".join(map(str, one)) if isinstance(one, tuple) else str(one) for name, one in chosen.items()}
     lines = [f"#define {name} {value}\n" for name, value in values.items()]
-    widths = {MANY[0], FEW[0]}
-    ptx = PTX.replace("@WGMMA@", "".join(map(wgmma, sorted(widths))))
+    ptx = PTX.replace("@WGMMA@", wgmma(CHUNK))
     return "".join([*lines, ptx, LAYOUT, FOLD, WALK, LAUNCHER]), "_".join(values.values()).replace(", ", "_")
 
 
@@ -979,16 +1153,23 @@ def dense(x):
 
 def attention_of(q, k, v, g, beta, device):
     batch, tokens, heads, width = q.shape
-    if (width, v.shape[-1]) != (WIDTH, WIDTH):
+    chunks = -(-tokens // CHUNK)
+    if not q.shape == k.shape == v.shape == g.shape or beta.shape != q.shape[:3]:
+        raise ValueError("q, k, v and g must have one shape, and beta that of their heads")
+    if width != WIDTH:
         raise ValueError("the kernel is written for K = V = 128")
+    if max(batch * heads, chunks) > GRID:
+        raise ValueError(f"at most {GRID} pairs of batch and head, and as many chunks of {CHUNK} tokens")
     if not q.dtype == k.dtype == v.dtype == torch.bfloat16 or g.dtype != torch.float32:
         raise ValueError("the kernel is written for q, k and v in bf16, and g in fp32")
     if not device == k.get_device() == v.get_device() == g.get_device() == beta.get_device():
         raise ValueError("q, k, v, g and beta must be on one device")
+    if not q.is_cuda:
+        raise ValueError("q, k, v, g and beta must be on a GPU")
     q, k, v, g = dense(q), dense(k), dense(v), dense(g)
     beta = (beta if beta.dtype == torch.bfloat16 else beta.float()).contiguous()
     out = torch.empty_like(v)
-    records = v.new_empty(batch * heads * -(-tokens // CHUNK) * RECORD)
+    records = v.new_empty(batch * heads * chunks * RECORD)
     pointers = [x.data_ptr() for x in (q, k, v, g, beta, records, out)]
     is_float = int(beta.dtype == torch.float32)
     error = (_run or built())(*pointers, batch, tokens, heads, is_float, stream_of(device))
