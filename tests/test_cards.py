@@ -101,6 +101,14 @@ def test_a_torch_that_cannot_use_the_gpu_is_the_machines_fault_and_leaves_no_rec
     assert task_of(workspace).calibration in (None, ABSENT)
 
 
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_measured(machine, tmp_path, monkeypatch):
+    for name, value in machine(**H100).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "pynvml", stand_in_pynvml())
+    done = call_tool("calibrate_gpu.py", "--out", tmp_path / "nowhere" / "page.md")
+    assert done.returncode == 2 and "is not a writable folder; name a page in another: --out FILE" in done.stderr
+
+
 def test_a_slice_of_a_card_is_not_the_card(machine, tmp_path, files):
     part = {"name": "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "uuid": "MIG-stand-in", "mib": 9728, "sms": 16}
     environment = machine(**H100, mig=[part])

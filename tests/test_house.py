@@ -1,5 +1,6 @@
 """The repository itself: the direction of the layers, its documents, its set-up."""
 
+import ast
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import BUNDLE, GPU_TEST_S, run_tool
 
+PYPROJECT = (BUNDLE / "pyproject.toml").read_text()
 DOCUMENTS = [
     path for path in BUNDLE.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(BUNDLE).parts)
 ]
@@ -37,6 +39,73 @@ def test_the_layers_check_can_fail(tmp_path):
     with (tmp_path / "tools/kernelopt/hardware/wiki.py").open("a") as file:
         file.write("\n\ndef late():\n    from .. import gate\n")
     assert lint_imports(tmp_path).returncode != 0
+
+
+LIBRARY = BUNDLE / "tools" / "kernelopt"
+ROOMS = sorted(folder.name for folder in LIBRARY.iterdir() if (folder / "__init__.py").is_file())
+LAYERS = [  # from the top, as pyproject.toml has them
+    set(layer.split(" | "))
+    for layer in re.findall(
+        r'^  "(.+)",$', re.search(r"^layers = \[\n(.*?)^\]", PYPROJECT, re.MULTILINE | re.DOTALL)[1], re.MULTILINE
+    )
+]
+
+
+def imported(room: Path) -> set[str]:
+    """What the modules of a room import from elsewhere in the library: "device.sandbox", "errors"."""
+    names = set()
+    for path in room.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level == 2:  # from ..device import gpu
+                module = [node.module] if node.module else []
+                names |= {".".join([*module, alias.name]) for alias in node.names}
+    return {".".join(name.split(".")[: 2 if (room.parent / name.split(".")[0]).is_dir() else 1]) for name in names}
+
+
+def drift(room: Path) -> list[str]:
+    """Where the line `May import:` of a room and its imports differ.
+
+    The line names rooms, modules of rooms, and modules beside the rooms; "and below": every layer below the last room.
+    """
+    stated = re.search(r"^May import: (.+?)\.(?=\s)", (room / "__init__.py").read_text(), re.MULTILINE | re.DOTALL)[1]
+    with_below, names = stated.endswith(" and below"), set(re.split(r",\s+", stated.removesuffix(" and below")))
+    lowest = max(at for at, layer in enumerate(LAYERS) if layer & {name.split(".")[0] for name in names})
+    allowed = names | (set().union(*LAYERS[lowest + 1 :]) if with_below else set())
+    real = imported(room)
+    unstated = [f"imports {name}" for name in sorted(real) if not {name, name.split(".")[0]} & allowed]
+    used = real | {name.split(".")[0] for name in real}
+    return unstated + [f"does not import {name}" for name in sorted(names - used)]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_says_what_it_imports(room):
+    assert drift(LIBRARY / room) == []
+
+
+def test_that_check_sees_an_import_that_is_not_stated_and_a_statement_without_an_import(tmp_path):
+    for name in ("device", "hardware", "session"):
+        (tmp_path / name).mkdir()
+    room = tmp_path / "session"
+    (room / "__init__.py").write_text('"""x\n\nMay import: hardware.wiki, bundle,\nerrors. Next: y.\n"""\n')
+    (room / "task.py").write_text(
+        "from ..hardware.wiki import Page\nfrom .. import bundle\nfrom ..errors import Refused\n"
+    )
+    assert drift(room) == []
+    (room / "plans.py").write_text("def late():\n    from ..device import gpu\n    from ..hardware import work\n")
+    (room / "task.py").write_text("from ..hardware import wiki\nfrom .. import bundle\n")
+    assert drift(room) == ["imports device.gpu", "imports hardware.work", "does not import errors"]
+
+
+def test_every_room_and_module_is_in_the_map_and_in_the_contracts():
+    modules = {path.stem for path in LIBRARY.glob("*.py")} - {"__init__"}
+    assert set().union(*LAYERS) == {*ROOMS, *modules}
+    contract = re.search(r'name = "Torch and triton.*?^source_modules = (\[.*?\])', PYPROJECT, re.MULTILINE | re.DOTALL)
+    assert {name.removeprefix("kernelopt.") for name in re.findall(r'"(.+?)"', contract[1])} == (
+        {*ROOMS, *modules} - {"worker"}
+    )
+    table = re.search(r"^\| room \| knows \|$(.*?)^$", (BUNDLE / "AGENTS.md").read_text(), re.MULTILINE | re.DOTALL)[1]
+    named = set(re.findall(r"`([a-z_]+)(?:/|\.py)`", table))
+    assert named == {*ROOMS, *modules}
 
 
 def broken_links(path: Path) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 from conftest import BUNDLE
 from kernelopt.device import outcomes
 from kernelopt.measure import correctness, failures, verdict
-from kernelopt.statuses import Speed, Status
+from kernelopt.statuses import AgentOutcome, Speed, Status
 from kernelopt.worker import faults
 
 WORDS = {str(word) for kind in (Status, Speed) for word in kind}
@@ -23,17 +23,29 @@ def test_a_word_is_its_name_and_prints_as_it(word):
     assert {word: 1}[word.name] == 1  # JSON gives a plain string, which finds the same entry
 
 
-def literals(path: Path) -> list[str]:
-    """The strings of a file that are one word of the enum."""
+@pytest.mark.parametrize("word", AgentOutcome)
+def test_an_outcome_of_an_agent_is_its_name_in_words_and_prints_so(word):
+    assert word == word.name.lower().replace("_", " ") == str(word) == f"{word}"
+    assert json.dumps({"outcome": word}) == f'{{"outcome": "{word}"}}'
+
+
+def literals(path: Path, words: set[str]) -> list[str]:
+    """The strings of a file that are one of the words."""
     return [
         f"{path.relative_to(BUNDLE)}:{node.lineno}: {node.value}"
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in WORDS
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in words
     ]
 
 
 def test_every_status_in_code_comes_from_the_enum():
-    assert [place for path in CODE for place in literals(path)] == []
+    assert [place for path in CODE for place in literals(path, WORDS)] == []
+
+
+def test_every_outcome_of_an_agent_in_the_loop_comes_from_the_enum():
+    loop = [path for path in CODE if path.parent.name == "loop"]
+    assert len(loop) > 10
+    assert [place for path in loop for place in literals(path, set(map(str, AgentOutcome)))] == []
 
 
 def test_what_names_statuses_names_those_of_the_enum():

@@ -79,7 +79,10 @@ def lines(diagnosis: Diagnosis, little: str | None) -> list[str]:
 def page(args, workspace: Workspace | None, profile: Profile, diagnosis: Diagnosis, earlier: Sequence[Profile]) -> int:
     """The block for an orchestrating agent, or the entry for a development log."""
     if not profile.params:
-        raise UsageError(f"{args.path} has no params.json beside it, which --summary and --devlog need")
+        raise UsageError(
+            f"{args.path} has no params.json beside it, which --summary and --devlog need; leave them out, or pass a "
+            "folder that profile_kernel.sh made"
+        )
     before = profile_folder.parent(workspace, earlier) if workspace else None
     if args.devlog:
         words = profile_pages.devlog(profile, diagnosis, before)

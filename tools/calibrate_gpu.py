@@ -35,7 +35,7 @@ def main() -> int:
     workspace = Workspace(args.workspace) if args.workspace else None
     target = workspace.root / platforms.CALIBRATION if workspace else args.out
     page, limits = pages_of(gpu.identify().name, workspace)
-    check(workspace, target, page)
+    check(workspace, target)
     measured = measure(limits, args.timeout)
     had = has_ceilings(target)
     command = f"python tools/calibrate_gpu.py {'--workspace W' if workspace else '--out FILE'}"
@@ -76,10 +76,10 @@ def pages_of(device: str, workspace: Workspace | None) -> tuple[wiki.Page | None
         return None, wiki.limit_pages(root).get(f"sm_{capability.replace('.', '')}")
 
 
-def check(workspace: Workspace | None, target: Path, page: wiki.Page | None) -> None:
+def check(workspace: Workspace | None, target: Path) -> None:
     """UsageError: the page cannot be written, the task is for another card, or the file is no calibration."""
     if not os.access(target.parent, os.W_OK):
-        raise UsageError(f"{target.parent} is not a writable folder")
+        raise UsageError(f"{target.parent} is not a writable folder; name a page in another: --out FILE")
     if workspace:
         platforms.check_platform(workspace, workspace.task(), gpu.identify().name)
     elif target.exists() and not is_calibration_of(target, gpu.identify().name):

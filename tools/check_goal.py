@@ -44,7 +44,7 @@ def main() -> int:
         if met and any(is_so(standing.target) for standing in standings):
             cli.say(
                 f"check_goal.py: {what}, and more may be possible; measure the floor: "
-                f"measure_ceiling.py --workspace {workspace.root} --set-target"
+                f"measure_ceiling.py --workspace {workspace.root} --set-targets"
             )
     if not met and (little := explorations.little_came_of_the_last(workspace, records)):
         cli.say(f"check_goal.py: {little}")

@@ -55,7 +55,10 @@ def explicit(args) -> int:
 def of_version(workspace: Workspace, args) -> int:
     record = RecordStore(workspace).recall(args.version)
     if record.latency_us is None:
-        raise Refused(f"{args.version} has no recorded latency")
+        raise Refused(
+            f"{args.version} has no recorded latency; pass a version that has one in: memory_manager.py summary "
+            f"--workspace {workspace.root}"
+        )
     task = workspace.task()
     work = known_work(task)[record.performance.workload]
     return report(product(workspace, task, args), work, record.latency_us, args.json, record.passed)
@@ -110,20 +113,20 @@ def set_targets(workspace: Workspace, args) -> int:
     roofs = roofline_section.roofs_of(known_work(task), page)
     share_pct = args.share or roofline.TARGET_SHARE_PCT
     target = target_setting.of_roof("default", task.work["default"], roofs["default"], share_pct)
-    sections = roofline_section.sections(task.work, roofs) | {"Stop Conditions": stop_conditions.stop_line(target)}
-    workspace.update_readme(replace(task, targets=(target,)), sections)
+    sections = roofline_section.sections(task.work, roofs)
+    targets = target_setting.set_target(workspace, target, sections)
     if stop_conditions.is_library_rate(target):
         cli.say(
-            "compute_utilization.py: the target rests on a library's rate, not on a floor, and more may be possible; "
-            f"measure the floor: measure_ceiling.py --workspace {workspace.root} --set-target"
+            f"compute_utilization.py: the target rests on {roofline.LIBRARY_RATE}, and more may be possible; "
+            f"measure the floor: measure_ceiling.py --workspace {workspace.root} --set-targets"
         )
     if stop_conditions.is_documented(target):
         cli.say(
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this "
             f"card (about a minute): calibrate_gpu.py --workspace {workspace.root}"
         )
-    result = {"targets": [target.to_json()], "citations": roofline_section.citations(roofs)}
-    cli.emit(result, args.json, [sections["Roofline"], sections["Stop Conditions"]])
+    result = {"targets": [each.to_json() for each in targets], "citations": roofline_section.citations(roofs)}
+    cli.emit(result, args.json, [sections["Roofline"], *map(stop_conditions.stop_line, targets)])
     return 0
 
 
@@ -131,9 +134,7 @@ def arguments():
     parser = cli.parser(f"{__doc__}\n\n{EXAMPLES}")
     cli.add_workspace(parser)
     parser.add_argument("--version", help="with --workspace: judge the recorded latency of this version")
-    parser.add_argument(
-        "--set-targets", action="store_true", help="with --workspace: write roofline and Stop Conditions"
-    )
+    cli.add_set_targets(parser, "with --workspace: write roofline and Stop Conditions")
     parser.add_argument(
         "--share", type=cli.percentage, help="with --set-targets: percent of the attainable rate (default 90)"
     )

@@ -27,6 +27,7 @@ from kernelopt.gate import readiness, rounds
 from kernelopt.gate.readiness import RoundStart
 from kernelopt.hardware.targets import Target
 from kernelopt.session import explorations, platforms
+from kernelopt.session.explorations import Exploration
 from kernelopt.session.subject import KernelUnderTest, of_reference
 from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
@@ -87,14 +88,15 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
         with contextlib.suppress(BrokenPipeError):
             cli.flush()  # a gate that is killed takes no table with it
     verdict = after = None
+    exploration = explorations.of_result(result, path.stem) if path else None
     try:
         if args.keep:
             keep_named(workspace, args.keep, result)
         elif args.keep_leader or args.gate:
-            verdict = kept_and_judged(workspace, path.stem, result, args.gate, sandbox)
-        after = verdict and next_run(result, path, args.gate, verdict, workspace.task())
+            verdict = kept_and_judged(workspace, exploration, args.gate, sandbox)
+        after = verdict and next_run(exploration, args.gate, verdict, workspace.task())
     except store.NotFaster as refused:
-        after = args.gate and next_run(result, path, args.gate, None, workspace.task())
+        after = args.gate and next_run(exploration, args.gate, None, workspace.task())
         raise Refused(f"{refused}; {after}" if after else str(refused)) from None
     finally:
         if waits:
@@ -106,8 +108,8 @@ def shown_and_followed(args, workspace: Workspace | None, result: dict, path: Pa
     return 0 if verdict.decision.accepted else 1
 
 
-def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult | None, task: Task) -> str | None:
-    """`explorations.next_run` of a result in a file at `path`. verdict: None where no candidate was faster for certain.
+def next_run(exploration: Exploration, version: str, verdict: rounds.RoundResult | None, task: Task) -> str | None:
+    """`explorations.next_run` of this one. verdict: None where no candidate was faster for certain.
     One that is wrong, or slower at another workload, is to be mended, whatever it brought."""
     accepted = bool(verdict and verdict.decision.accepted)
     compared = (verdict and verdict.measurement.comparisons) or {}
@@ -115,11 +117,11 @@ def next_run(result: dict, path: Path, version: str, verdict: rounds.RoundResult
         is_slow = verdict.measurement.verdict.status == Status.OK and compared
         if not is_slow or compared["default"].verdict == Speed.FASTER:
             return None
-    gained = max((compared[one].speedup for one in ("default", result["workload"]) if one in compared), default=None)
+    gained = max((compared[one].speedup for one in ("default", exploration.workload) if one in compared), default=None)
     work = (task.work or {}).get("default")
     has_less = work is None or work.windowed_pct > 0
     share = verdict.sustained_pct if accepted and not has_less else None
-    return explorations.next_run(explorations.of_result(result, path.stem), version, accepted, gained, share)
+    return explorations.next_run(exploration, version, accepted, gained, share)
 
 
 def keep_named(workspace: Workspace, name: str, result: dict) -> None:
@@ -133,19 +135,19 @@ def keep_named(workspace: Workspace, name: str, result: dict) -> None:
 
 
 def kept_and_judged(
-    workspace: Workspace, exploration: str, result: dict, version: str | None, sandbox: Sandbox
+    workspace: Workspace, exploration: Exploration, version: str | None, sandbox: Sandbox
 ) -> rounds.RoundResult | None:
     """Make the leader kernel.py, unless the exploration was stopped, and judge it as `version`, if there is one. The
     gate tries other sizes, layouts and values too: where v0 fails there, the next leader is judged, since no plan
     speaks for the first. The last verdict."""
-    if result["stopped_after_s"] is not None:
+    if exploration.was_stopped:
         cli.say("kernel.py was not written: the exploration was stopped")
         return None
     verdict = None
-    for name in store.leaders(result)[: MOST_JUDGED if version == "v0" else 1]:
+    for name in store.leaders(exploration)[: MOST_JUDGED if version == "v0" else 1]:
         if verdict:
             cli.say("\n".join(verdict.lines()))
-        cli.say(store.keep(workspace, f"{exploration}#{name}"))
+        cli.say(store.keep(workspace, f"{exploration.name}#{name}"))
         if version:
             verdict = rounds.judge(workspace, version, rounds.TIMEOUT_S, cli.say, opened=sandbox)
         if verdict and verdict.decision.accepted:

@@ -50,7 +50,7 @@ def main() -> int:
 def measured(args) -> tuple[dict, list[str]]:
     """(the JSON object, the same in words); what was measured of a workspace's problem is stored there."""
     asked = asked_for(args)
-    if args.set_target:
+    if args.set_targets:
         check_target(args, asked)
     result, text = {"bandwidth": None, "tensor": None, "with_other_arithmetic": None, "library_rate": None}, []
     if asked.moved:
@@ -63,9 +63,9 @@ def measured(args) -> tuple[dict, list[str]]:
         text.append(tensor_rates.library_line(tensor))
         if args.workspace:
             result["page"] = str(store(Workspace(args.workspace), asked, tensor))
-    if args.set_target:
+    if args.set_targets:
         target = target_of(args, asked, result)
-        set_target(Workspace(args.workspace), target)
+        target_setting.set_target(Workspace(args.workspace), target)
         result["target"] = target.to_json()
         text.append(stop_conditions.stop_line(target))
     elif asked.flops and args.workspace:
@@ -138,7 +138,7 @@ def check_dtype(dtype: str, flops: int | None) -> None:
         known = ", ".join(tensor_rates.DTYPES)
         raise UsageError(
             f"there is no probe of tensor operations in {dtype} (there is one in {known}); the target of such a "
-            "problem stays a library's rate, which is no floor"
+            f"problem stays {roofline.LIBRARY_RATE}"
         )
 
 
@@ -157,7 +157,7 @@ def check_target(args, asked: Asked) -> None:
     """Raises UsageError before the measurement: a target is the default workload's, on the GPU of the task, and of
     what bounds it."""
     if args.workspace is None or args.workload != "default":
-        raise UsageError("--set-target goes with --workspace and the default workload")
+        raise UsageError("--set-targets goes with --workspace and the default workload")
     workspace = Workspace(args.workspace)
     task = workspace.task()
     work = task.work_of()
@@ -170,7 +170,7 @@ def check_target(args, asked: Asked) -> None:
         )
     if asked.flops is None and roof and roofline.bound(work.flops, work.bytes_min, roof).bound == "compute":
         raise UsageError(
-            "this problem is compute-bound; its target: measure_ceiling.py --set-target, without --only bandwidth; or "
+            "this problem is compute-bound; its target: measure_ceiling.py --set-targets, without --only bandwidth; or "
             "compute_utilization.py --set-targets"
         )
 
@@ -200,15 +200,6 @@ def target_of(args, asked: Asked, result: dict) -> Target:
     return target_setting.of_roof("default", task.work_of(), platforms.roof_of_task(workspace, task), args.share)
 
 
-def set_target(workspace: Workspace, target: Target) -> None:
-    """Replace the target of that workload and metric; others stay."""
-    task = workspace.task()
-    others = [old for old in task.targets if (old.workload, old.metric) != (target.workload, target.metric)]
-    targets = (target, *others)
-    sections = {"Stop Conditions": "\n".join(map(stop_conditions.stop_line, targets))}
-    workspace.update_readme(replace(task, targets=targets), sections)
-
-
 def arguments(description: str):
     parser = cli.parser(description)
     parser.add_argument("--workspace", type=Path, help="a workspace with its work counted")
@@ -221,12 +212,12 @@ def arguments(description: str):
     parser.add_argument("--per-k-block", type=cli.positive_int, help="k of a block, for --fp32-fma and --exp2")
     parser.add_argument("--fp32-fma", type=cli.natural, default=0, help="fp32 multiply-adds per element and block of k")
     parser.add_argument("--exp2", type=cli.natural, default=0, help="powers of two per element and block of k")
-    parser.add_argument("--set-target", action="store_true", help="write the Stop Condition into the workspace")
+    cli.add_set_targets(parser, "write the Stop Condition into the workspace")
     parser.add_argument(
         "--share",
         type=cli.percentage,
         default=roofline.TARGET_SHARE_PCT,
-        help="with --set-target: percent of the ceiling (default 90)",
+        help="with --set-targets: percent of the ceiling (default 90)",
     )
     cli.add_benchmark_options(parser)
     return parser.parse_args()

@@ -320,6 +320,14 @@ def test_each_target_of_a_fat_binary_has_its_own_resources():
     assert found == [("sm_80", 8), ("sm_90", 10)]
 
 
+def test_the_stack_counts_with_the_local_memory_beside_it():
+    text = (
+        (RECORDED / "scale.so.sass.txt").read_text().replace("STACK:0 SHARED:0 LOCAL:0", "STACK:24 SHARED:0 LOCAL:8", 1)
+    )
+    assert [taken.stack_bytes for _, taken in listings.usages(text)] == [32, 0]
+    assert [kernel.resources.stack_bytes for kernel in listings.parse_sass(text)] == [32, 0]
+
+
 def test_code_without_a_loop_has_none_although_it_ends_in_a_jump_to_itself():
     kernel = kernels("strided_gather.sass")["strided_gather"]
     assert kernel.instructions[-1].opcode == "NOP" and any(i.opcode == "CALL.REL.NOINC" for i in kernel.instructions)

@@ -28,6 +28,7 @@ from kernelopt.explore import candidates, entrants, halving, opponents, run, sto
 from kernelopt.explore.race import Race, time_of_turn
 from kernelopt.hardware import targets
 from kernelopt.measure import cases
+from kernelopt.session import explorations
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import digest
 from kernelopt.statuses import Status
@@ -655,7 +656,7 @@ def test_processes_that_have_started_cuda_take_no_more_room(monkeypatch):
     inputs = [SimpleNamespace(bytes=lambda: 1 << 30, mutates=())] * 2
     monkeypatch.setattr(run.gpu, "free_bytes", lambda: 80 << 30)
     alone = run.live_at_once(inputs)
-    monkeypatch.setattr(run.gpu, "free_bytes", lambda: (80 << 30) - 8 * run.STARTED_BYTES)
+    monkeypatch.setattr(run.gpu, "free_bytes", lambda: (80 << 30) - 8 * run.gpu_memory.WAITING_BYTES)
     assert run.live_at_once(inputs, 8) == alone > run.live_at_once(inputs)
 
 
@@ -1032,7 +1033,9 @@ def result_with(workloads: list[str]) -> dict:
     """The result of an exploration, as table.lines takes it."""
     own = {"device": "NVIDIA H200", "workload": "default", "workloads": workloads, "against": None, "compiled": None}
     own |= {"stopped_after_s": None, "wall_s": 17.7, "seconds": {"inputs": 2.2, "compile and check": 9.6}}
-    return {**own, "rows": json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]}
+    later = {"probe": False, "wgmma_serialized": None}  # what the recorded exploration lacks
+    rows = json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]
+    return {**own, "rows": [{**later, **row} for row in rows]}
 
 
 def test_the_table_of_a_task_with_more_workloads_says_which_one_it_is_of():
@@ -1191,7 +1194,9 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         "explore/e1.json has no row 'space[UNUSED=9]'",
         "there is no explore/e4.json that can be read; explore_kernels.py writes it",
     ]
-    file = store.find(ready, "e1#space[UNUSED=1]").file
+    exploration, row = store.find(ready, "e1#space[UNUSED=1]")
+    assert (exploration, row.name, row.is_right) == ("e1", "space[UNUSED=1]", True)
+    file = store.file_of(ready, exploration, row.name)
     file.write_text(file.read_text() + "# changed\n")
     with pytest.raises(UsageError, match="was changed since e1"):
         store.keep(ready, "space[UNUSED=1]")
@@ -1225,8 +1230,14 @@ def test_candidates_whose_builds_take_torchs_headers_are_known(source, expected)
 
 def row_of(name: str, ratio: tuple[float, float, float] | None = None, **changes) -> dict:
     against = ratio and {"point": ratio[0], "ci95": list(ratio[1:])}
-    usual = {"name": name, "status": Status.OK, "opponent": False, "latency_us": {"median": 9.0}}
-    return {**usual, "against_best": against, **changes}
+    usual = {
+        "name": name,
+        "status": Status.OK,
+        "opponent": False,
+        "latency_us": {"median": 9.0, "p20": 8.0, "p80": 9.5},
+    }
+    others = {**dict.fromkeys(explorations.NUMBERS), "dropped": False, "error": None, "kernel_sha256": ""}
+    return {**usual, **others, "against_best": against, **changes}
 
 
 EAGER, BEST = row_of("eager", opponent=True), row_of("best (v2)", opponent=True)
@@ -1244,12 +1255,13 @@ EAGER, BEST = row_of("eager", opponent=True), row_of("best (v2)", opponent=True)
     ],
 )
 def test_the_leader_is_the_fastest_candidate_that_beats_the_best_version(against, rows, expected):
-    result = {"against": against, "rows": rows}
+    other = dict.fromkeys(("timestamp", "device", "workload"), "") | {"wall_s": 1}
+    exploration = explorations.of_result({**other, "against": against, "rows": rows}, "e1")
     if expected in {row["name"] for row in rows}:
-        assert store.leaders(result)[0] == expected
+        assert store.leaders(exploration)[0] == expected
     else:
         with pytest.raises(Refused, match=expected):
-            store.leaders(result)
+            store.leaders(exploration)
 
 
 @pytest.mark.parametrize(

@@ -177,17 +177,17 @@ def test_a_leader_that_is_wrong_gets_no_advice_to_report(ready, tmp_path, explor
         (("FASTER", 1.03), ("EQUAL", 0.985), True, "v1 brought 3.0 %"),
     ],
 )
-def test_with_several_workloads_the_gain_that_counts_is_the_larger_one(default, small, accepted, said, monkeypatch):
+def test_with_several_workloads_the_gain_that_counts_is_the_larger_one(default, small, accepted, said):
     compared = {
         name: SimpleNamespace(verdict=Speed(verdict), speedup=speedup)
         for name, (verdict, speedup) in {"default": default, "small": small}.items()
     }
     measured = SimpleNamespace(verdict=SimpleNamespace(status=Status.OK), comparisons=compared)
     verdict = SimpleNamespace(decision=SimpleNamespace(accepted=accepted), measurement=measured, sustained_pct=None)
-    of_result = SimpleNamespace(name="e1", against="best (v0)", speedup_over_best=1.03, was_stopped=False)
+    explored = {"name": "e1", "against": "best (v0)", "speedup_over_best": 1.03, "was_stopped": False}
     tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
-    monkeypatch.setattr(explorations, "of_result", lambda *_: of_result)
-    line = tool["next_run"]({"workload": "small"}, Path("e1.json"), "v1", verdict, SimpleNamespace(work=None))
+    one = SimpleNamespace(**explored, workload="small")
+    line = tool["next_run"](one, "v1", verdict, SimpleNamespace(work=None))
     assert line is said if said is None else line.startswith(f"{said} over best (v0): ")
 
 
@@ -295,7 +295,7 @@ def exploration_of(statuses: list[str]) -> explorations.Exploration:
     return exploration([*rows, SimpleNamespace(is_opponent=True, status="RUNTIME_ERROR")], "eager")
 
 
-def exploration(rows: list, against: str) -> explorations.Exploration:
+def exploration(rows: list, against: str | None) -> explorations.Exploration:
     known = {"timestamp": "", "device": "", "workload": "default", "wall_s": 1.0, "was_stopped": False}
     return explorations.Exploration(name="e1", against=against, rows=rows, **known)
 
@@ -321,9 +321,8 @@ def test_near_that_rate_a_convolution_may_still_be_done_with_fewer_products(wind
     measured = SimpleNamespace(verdict=SimpleNamespace(status=Status.OK), comparisons=None)
     verdict = SimpleNamespace(decision=SimpleNamespace(accepted=True), measurement=measured, sustained_pct=95.0)
     work = None if windowed_pct is None else {"default": SimpleNamespace(windowed_pct=windowed_pct)}
-    result = {"workload": "default", "timestamp": "", "device": "", "against": None, "wall_s": 1.0, "rows": []}
     tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
-    line = tool["next_run"](result, Path("e1.json"), "v0", verdict, SimpleNamespace(work=work))
+    line = tool["next_run"](exploration([], None), "v0", verdict, SimpleNamespace(work=work))
     assert said in line
 
 

@@ -43,7 +43,7 @@ BROKEN = {
     "UNKNOWN with a source": (with_cell("tdp", 1, "UNKNOWN"), "must have no source"),
     "sparse sold as dense": (with_cell("peak_bf16_tensor", 1, "1979"), "peak_bf16_tensor_sparse is not twice"),
     "a bandwidth that the bus cannot give": (with_cell("memory_bandwidth", 1, "4000"), "memory_clock x 2"),
-    "a peak that the lanes cannot give": (with_cell("peak_fp32", 1, "60"), "lanes x 2 x boost_clock"),
+    "a peak that the lanes cannot give": (with_cell("peak_fp32", 1, "60"), "fp32_lanes_per_sm x 2 x boost_clock"),
     "no limits page": (with_cell("compute_capability", 1, "9.9"), "there is no page limits/sm_99.md"),
     "a limit on the product's page": (
         (row("tdp"), row("tdp") + "\n" + row("warp_size", "docs/hardware/limits/sm_90.md")),
@@ -69,6 +69,10 @@ BROKEN = {
     "a highest bandwidth in another unit": (
         (row("tdp"), row("tdp") + "\n" + "| memory_bandwidth_highest | 5000 | MB | [h200-query] | device query | - |"),
         "its unit must be GB/s",
+    ),
+    "a sustained rate in another unit": (
+        with_cell("measured_bf16_tensor_ceiling_sustained", 2, "TOPS"),
+        "measured_bf16_tensor_ceiling_sustained is in TOPS; its unit must be TFLOPS",
     ),
     "fp16 accumulation above twice the rate": (
         (
@@ -97,6 +101,22 @@ def test_a_broken_page_is_found(copy, case):
     message = broken(copy, case)
     found = wiki_checks.problems(copy)
     assert any(message in problem for problem in found), found
+
+
+@pytest.mark.parametrize(
+    ("page", "limit"),
+    [
+        ("sm_90", "subpartitions_per_sm"),
+        ("sm_90", "fp32_lanes_per_sm"),
+        ("gfx942", "threads_per_workgroup"),
+        ("gfx942", "sgpr_allocation_unit"),
+        ("gfx1100", "workgroups_per_wgp"),
+    ],
+)
+def test_what_occupancy_and_peaks_rest_on_is_a_row_of_every_page_of_limits(copy, page, limit):
+    name = f"docs/hardware/limits/{page}.md"
+    (copy / name).write_text((ROOT / name).read_text().replace(row(limit, name) + "\n", ""))
+    assert f"{name}: {limit} is missing" in wiki_checks.problems(copy)
 
 
 def test_the_tool_prints_each_problem_and_ends_with_1(copy, run_here):

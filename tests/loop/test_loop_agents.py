@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kernelopt import bundle
 from kernelopt.device.isolation import why_no_bubblewrap
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.loop import agent_process, agent_sandbox
@@ -180,4 +181,4 @@ def test_agents_work_outside_the_workspace_in_a_folder_of_the_users_alone(ready,
         run(ready, "true")
     (tmp_path / "elsewhere").mkdir(mode=0o755)
     with pytest.raises(EnvironmentLacks, match="is not a folder of yours alone"):
-        agent_sandbox.make_private(tmp_path / "elsewhere")
+        bundle.private_folder(tmp_path / "elsewhere")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from kernelopt.errors import UsageError
 from kernelopt.gate import readiness
 from kernelopt.loop import file_trees, snapshot
-from kernelopt.session import record_store
+from kernelopt.session import record_store, trees
 from kernelopt.session.workspace import Workspace
 from scripted_agents import (
     LIMITS,
@@ -242,3 +243,15 @@ def test_while_a_killed_run_has_kept_the_workspace_no_gate_changes_it(ready):
     shutil.rmtree(ready.root / ".git")
     with pytest.raises(UsageError, match="has no history"), ready.locked():
         pass
+
+
+def test_an_entry_is_that_of_a_tree_and_of_large_and_special_files_one_that_reads_no_content(tmp_path):
+    (tmp_path / "file").write_text("content")
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "folder").mkdir()
+    for name in ("file", "link", "folder"):
+        assert file_trees.entry(tmp_path / name) == trees.entry(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")
+    os.truncate(tmp_path / "file", file_trees.LARGE + 1)
+    assert file_trees.entry(tmp_path / "pipe") == file_trees.SPECIAL
+    assert file_trees.entry(tmp_path / "file").startswith(f"large: {file_trees.LARGE + 1} bytes of ")

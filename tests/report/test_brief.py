@@ -405,7 +405,7 @@ def test_a_brief_tells_of_the_version_that_was_profiled_by_the_recorded_latency_
     assert alone.recorded_us is None
     assert brief.utilization(at, at.task(), alone).time_us == alone.total_us
     parts, _ = brief.of_workspace(at, alone, analysis.diagnose(alone))
-    said = f"- profiled {brief_answer.figure(alone.total_us)} us, at a library's rate "  # the wiki has no ceiling
+    said = f"- profiled {brief_answer.figure(alone.total_us)} us, at a library's rate, which is no floor and bounds no "
     assert said in brief.compose(parts).user
 
 
@@ -427,9 +427,11 @@ def test_a_profile_is_held_against_the_wiki_of_its_workspace(tmp_path):
 
 def test_a_masked_version_is_not_named_in_the_history_and_the_kernel_stays_as_it_is():
     record = json.loads((BUNDLE / "examples" / "row_softmax" / "h200" / "memory" / "v1.json").read_text())
-    parts = brief.Parts({}, records=[Record.from_json(record)], masked={"v0"}, kernel="v0 = tl.load(p)")
+    parts = brief.Parts(records=[Record.from_json(record)], masked={"v0"}, kernel="v0 = tl.load(p)")
     assert "a masked version" in brief.history_section(parts) and "v0" not in brief.history_section(parts)
     assert "v0 = tl.load(p)" in brief.kernel_section(parts)
+    with pytest.raises(Refused, match=r"profile again: profile_kernel\.sh"):
+        brief.compose(parts)  # nothing is diagnosed
 
 
 @pytest.mark.parametrize("platform", ["null", '"B999"'])

@@ -147,7 +147,7 @@ def example() -> Reader:
         "What remains no target is open.",
         "Profile of v0 said ncu; memory;",
         "three kernels in the call, DRAM-bound, several times the least bytes moved",
-        "v1, median 262.46 us (p20 261.63 to p80 263.78); share of the floor 95.2 %; 1.986x as fast as v0 (measured in pairs)",
+        "v1, median 262.46 us (p20 261.63 to p80 263.78); share of the floor: 95.2 %; 1.986x as fast as v0 (measured in pairs)",
         "1.986x (95 % interval 1.985 to 1.989), measured in pairs",
         "95.2 %",
         "2 accepted, 1 rejected",
@@ -408,10 +408,10 @@ def test_the_summary_names_the_steps_that_gave_most(matmul):
             block for block in overview.overview(gather.gather(matmul), False) if isinstance(block, document.Facts)
         ).rows
     )
-    basis = "90 % of measured_bf16_matmul, a library's rate, not a floor"
+    basis = "90 % of measured_bf16_matmul, a library's rate, which is no floor"
     assert facts["Asked"] == f"test on H200; goal: default at least 612 TFLOPS ({basis})."
     assert facts["Reached"] == (
-        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of a library's rate, which is no floor, not recorded; "
+        "v4, median 100.00 us (p20 99.00 to p80 102.00); share of a library's rate, which is no floor: not recorded; "
         "20.000x as fast as v0 (the product of 3 paired steps)."
     )
     first, second = facts["What gave most"].split("; ")

@@ -73,7 +73,8 @@ UNKNOWN = "NVIDIA GeForce RTX 4070 Imaginary"
 
 def written(folder, found: calibration.Measured, page: wiki.Page | None = None, limits: wiki.Page | None = None):
     path = folder / platforms.CALIBRATION
-    path.write_text(calibration.text(found, page, limits, "2026-11-22", "python tools/calibrate_gpu.py --workspace W"))
+    body = calibration.body(found, page, limits, "2026-11-22", "python tools/calibrate_gpu.py --workspace W")
+    path.write_text(platforms.sealed(body))
     return path
 
 

@@ -137,7 +137,7 @@ def test_rows_join_a_calibration_and_replace_their_former_selves_alone(tmp_path)
 
 def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_here, stood_in):
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
-    assert "library" not in done.stderr and "a library's rate and no floor" in done.stdout
+    assert "library" not in done.stderr and "matmul, a library's rate, which is no floor (" in done.stdout
     (target,) = product.task().targets
     assert target.basis.startswith(
         "measured_bf16_tensor_ceiling_sustained: 839 TFLOPS <- <gpu-wiki>/docs/hardware/h200.md"
@@ -146,7 +146,7 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     assert stop_conditions.stop_line(target).endswith(" (of other cards of that name)")
     assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
     assert platforms.floor_share_pct(product, product.task(), 160.0) is None
-    result = tool_json("measure_ceiling.py", "--workspace", product.root, "--set-target", run=run_here)
+    result = tool_json("measure_ceiling.py", "--workspace", product.root, "--set-targets", run=run_here)
     assert result["bandwidth"] is None and result["with_other_arithmetic"] is None
     tensor, library = result["tensor"], result["library_rate"]
     assert tensor["cold_us"] == 160.0 and tensor["burst_us"] == 144.0 and tensor["sustained_us"] == 176.0
@@ -161,6 +161,25 @@ def test_a_compute_bound_session_from_a_librarys_rate_to_its_floor(product, run_
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
     assert "library" not in done.stderr + done.stdout and "floor 160.0" in done.stdout
     assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
+
+
+@pytest.mark.parametrize("option", ["--set-targets", "--set-target"])
+@pytest.mark.parametrize("command", ["compute_utilization.py", "measure_ceiling.py"])
+def test_the_target_of_what_bounds_a_problem_replaces_its_former_rates_alone(
+    product, run_here, stood_in, command, option
+):
+    """Each command had a rule of its own: the one lost the latency that a person asked for, the other left the
+    bandwidth of a problem that arithmetic bounds, which no version could reach."""
+    stale = {"workload": "default", "metric": "bandwidth_gbps", "target": 4000, "unit": "GB/s", "basis": "given"}
+    asked = {"workload": "default", "metric": "latency_us", "target": 250, "unit": "us", "basis": "given"}
+    other = {**stale, "workload": "tall"}
+    product.update_readme(with_changes(product.task(), targets=[stale, asked, other]), {})
+    tool_json(command, "--workspace", product.root, option, run=run_here)
+    first, *kept = product.task().targets
+    assert (first.workload, first.metric) == ("default", "tflops")
+    assert [target.to_json() for target in kept] == [asked, other]
+    stop_lines = product.readme.read_text().split("## Stop Conditions")[1]
+    assert "tflops >= " in stop_lines and "latency_us <= 250 us, given" in stop_lines and "tall: band" in stop_lines
 
 
 @pytest.mark.parametrize(
@@ -212,8 +231,9 @@ def test_a_target_by_a_librarys_rate_says_so(product, run_here):
     task = product.task()
     product.update_readme(replace(task, work={"default": replace(task.work_of(), dtype="fp16")}), {})
     done = run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
-    assert "a library's rate, not on a floor" in done.stderr and "measure_ceiling.py" in done.stderr
-    assert "a library's rate and no floor" in done.stdout and "(a library's rate, not a floor)" in done.stdout
+    assert "a library's rate, which is no floor, and" in done.stderr and "measure_ceiling.py" in done.stderr
+    assert "matmul, a library's rate, which is no floor (" in done.stdout
+    assert "(a library's rate, which is no floor)" in done.stdout
     (goal,) = tool_json("check_goal.py", product.root, code=1, run=run_here)["targets"]
     assert goal["library_rate"] and not goal["documented"]
 
@@ -226,7 +246,7 @@ def test_a_ceiling_that_sets_no_target_renews_the_roofline_too(product, run_here
     (product.root / platforms.CALIBRATION).unlink()
     product.update_readme(replace(product.task(), calibration=None), {})
     run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
-    assert "a library's rate and no floor" in product.readme.read_text()
+    assert "matmul, a library's rate, which is no floor (" in product.readme.read_text()
     run_here("measure_ceiling.py", "--workspace", product.root)
     text = product.readme.read_text()
     assert "compute-bound, floor 160.0" in text and "measured_bf16_tensor_ceiling: 859 TFLOPS" in text
@@ -256,7 +276,7 @@ def test_what_cannot_be_measured_is_refused_with_a_reason(product, run_here, sto
     assert "--fp32-fma N or --exp2 N" in said("--flops", 8, "--dtype", "fp8", "--per-k-block", 128)
     assert "--workspace says everything" in said("--workspace", product.root, "--flops", 8)
     assert "pass --workspace" in said("--dtype", "bf16")
-    assert "--set-target goes with" in said("--flops", 8, "--dtype", "bf16", "--set-target")
+    assert "--set-targets goes with" in said("--flops", 8, "--dtype", "bf16", "--set-targets")
     assert (
         run_tool("measure_ceiling.py", "--flops", 8, "--dtype", "bf16", env={"CUDA_VISIBLE_DEVICES": "-1"}).returncode
         == 3
@@ -271,7 +291,7 @@ def test_the_former_name_measures_bandwidth_alone_and_keeps_its_keys(product, ru
     found = tool_json("measure_bandwidth_ceiling.py", "--workspace", product.root, run=run_here)
     wanted = {"device": "NVIDIA H200", **ceiling.to_json(), "dtype": "bf16", "latency_us": (3 << 25) / 4000.0 / 1e3}
     assert found == wanted
-    done = run_here("measure_bandwidth_ceiling.py", "--workspace", product.root, "--set-target")
+    done = run_here("measure_bandwidth_ceiling.py", "--workspace", product.root, "--set-targets")
     assert done.returncode == 2 and "compute-bound" in done.stderr
 
 

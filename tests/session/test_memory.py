@@ -516,6 +516,8 @@ def test_a_masked_record_stays_out_of_planning_and_is_counted(memory, session, r
         assert done.returncode == 1 and "v1 is masked" in done.stderr and "SECRET" not in done.stdout + done.stderr
     done = run_here("compute_utilization.py", "--workspace", session.root, "--version", "v1")
     assert done.returncode == 1 and "v1 is masked" in done.stderr
+    done = run_here("compute_utilization.py", "--workspace", session.root, "--version", "v0")
+    assert done.returncode == 1 and f"memory_manager.py summary --workspace {session.root}" in done.stderr
 
 
 def test_a_record_that_is_gone_is_named(memory, session, run_here):

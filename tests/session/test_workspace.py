@@ -142,6 +142,12 @@ def test_a_broken_readme_is_named(session, run_here):
         session.readme.write_bytes(broken)
         done = run_here("check_goal.py", session.root)
         assert done.returncode == 2 and "README.md" in done.stderr and done.stderr.count("\n") == 1
+    assert "no json block under '## Task'; take it back from an earlier commit: git log -p" in done.stderr
+
+
+def test_a_revision_without_the_file_is_told_where_others_are(session):
+    with pytest.raises(UsageError, match=rf"git -C {session.root} log --oneline -- kernel\.py$"):
+        session.file_at("nowhere", "kernel.py")
 
 
 def test_the_task_block_is_checked_and_the_rest_of_the_readme_kept(session):

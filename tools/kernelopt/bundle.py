@@ -1,4 +1,4 @@
-"""Where the bundle lies, what it needs installed, and the JSON files it reads and writes."""
+"""Where the bundle lies, what it needs installed, the JSON files it reads and writes, and folders of one user."""
 
 import contextlib
 import functools
@@ -111,6 +111,20 @@ def lock_file(path: Path) -> Iterator[int]:
         yield handle
     finally:
         os.close(handle)
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder, closed to other users, and return it. EnvironmentLacks when others may use what is there."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if not is_private(folder):
+        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
+    return folder
+
+
+def is_private(folder: Path) -> bool:
+    """Whether this is a folder of this user, closed to others."""
+    status = folder.lstat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o077  # links have all rights
 
 
 def write_text(path: Path, text: str) -> None:

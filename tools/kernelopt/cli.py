@@ -105,6 +105,12 @@ def add_workspace(target, required: bool = False) -> None:
     )
 
 
+def add_set_targets(target, help: str) -> None:
+    """--set-target, the former name in measure_ceiling.py, still works."""
+    target.add_argument("--set-targets", action="store_true", help=help)
+    target.add_argument("--set-target", dest="set_targets", action="store_true", help=argparse.SUPPRESS)
+
+
 def add_timeout(target, default_s: int, per: str = "for each process") -> None:
     target.add_argument(
         "--timeout", type=positive_float, default=default_s, metavar="S", help=f"seconds {per} (default {default_s})"

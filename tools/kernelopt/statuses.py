@@ -5,7 +5,7 @@ from enum import Enum
 
 
 class Word(str, Enum):
-    """A member is equal to its name, and prints as it."""
+    """A member is equal to its value, the word, and prints as it."""
 
     __str__ = str.__str__
 
@@ -65,3 +65,20 @@ class Speed(Word):
     SLOWER = "SLOWER"
     EQUAL = "EQUAL"
     AMBIGUOUS = "AMBIGUOUS"  # measure again, accept nothing
+
+
+class AgentOutcome(Word):
+    """What an agent of the unattended loop did with its brief."""
+
+    ANSWERED = "answered"  # it left a kernel and a plan
+    TIMED_OUT = "timed out"
+    FAILED = "failed"  # its command ended with an error, or its answer cannot be read
+    NO_ANSWER = "no answer"  # it left no kernel
+    NO_PLAN = "no plan"
+    TOO_LARGE = "too large"  # one of its files
+    UNCHANGED = "unchanged"  # its kernel is the one that it got
+    REFUSED_PLAN = "refused plan"
+    TRIED_BEFORE = "tried before"  # its kernel was judged already, or is that of another agent of the round
+    FORBIDDEN_FILES = "forbidden files"  # it wrote where it may not
+    NO_CALL_LEFT = "no call left"
+    INTERRUPTED = "interrupted"  # the run ended first

@@ -153,8 +153,4 @@ def note_of(uuid: str) -> Path:
     empties the user's runtime folder, but does not unlock the clock.
     """
     folder = Path(tempfile.gettempdir()) / f"gpu-clocks-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o077:  # these bits are set for every link
-        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it")
-    return folder / f"{uuid}.json"
+    return bundle.private_folder(folder) / f"{uuid}.json"

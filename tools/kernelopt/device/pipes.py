@@ -103,6 +103,7 @@ def pumped(reader) -> tuple[Pump, int]:
     return Pump(os.fdopen(read, "rb", buffering=0), reader), write
 
 
-def last_line(log: bytes) -> str:
-    lines = [line.strip() for line in log.decode("utf-8", "replace").splitlines()]
-    return next(filter(None, reversed(lines)), "it left no message")
+def last_line(log: str | bytes) -> str:
+    """The last line of a program's log that is not empty, or words for none."""
+    text = log if isinstance(log, str) else log.decode("utf-8", "replace")
+    return next(filter(None, map(str.strip, reversed(text.splitlines()))), "it left no message")

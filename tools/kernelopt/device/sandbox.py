@@ -27,6 +27,7 @@ from ..errors import EnvironmentLacks, UsageError
 from ..statuses import Status
 from . import gpu, gpu_lock
 from .fork_server import WORKER, Child, Exit, Server, kill_group, start_child
+from .gpu_memory import WAITING_BYTES, WAITING_SHARE
 from .isolation import BWRAP, isolation
 from .landlock import SHARED_MEMORY
 from .pipes import REPORT_BYTES, Pump, Report, Tail
@@ -38,10 +39,8 @@ SECRETS = re.compile(
     r"(?i)token|secret|passw|credential|api_?key|private|^(aws|azure|google|gcp|ssh|github|gitlab|hf)_"
 )
 WORKER_PACKAGES = ("torch", "triton", "numpy")
-CONTEXT_BYTES = 512 << 20  # of GPU memory that a waiting child holds
 LOOK_EVERY_S = 0.05  # whether a process that is waited for has died, or the wait is to end
 FIRST_READY_S = 10.0  # for the first child to start; after that no others are forked ahead
-WAITING_SHARE = 0.05  # of the free GPU memory, for all waiting children
 REMOVERS, LARGE_BYTES = 8, 64 << 20  # files of that size at a time
 
 
@@ -194,7 +193,7 @@ class Sandbox:
 
     def _may_wait(self) -> int:
         """How many children may be forked ahead: none where there is no GPU, whose start is what that saves."""
-        return int(WAITING_SHARE * gpu.shared_bytes() / CONTEXT_BYTES) if self.gpu else 0
+        return int(WAITING_SHARE * gpu.shared_bytes() / WAITING_BYTES) if self.gpu else 0
 
     def until_ready(self, job: str) -> int:
         """Wait until no child that was forked ahead still starts. How many processes will use the GPU once the job

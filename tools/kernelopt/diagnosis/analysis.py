@@ -60,7 +60,7 @@ def from_metrics(profile: Profile, limits: Limits, bound: Floor | None = None) -
         not_on_architecture=tuple(sorted(absent & elsewhere)),
         findings=findings.of(case),
         second_opinion=main.rules,
-        warnings=tuple(warnings(profile.kernels, main)),
+        warnings=tuple(warnings(profile.kernels, main, limits)),
     )
 
 
@@ -68,16 +68,17 @@ def from_metrics(profile: Profile, limits: Limits, bound: Floor | None = None) -
 BYSTANDERS = re.compile(r"distribution_\w*kernel|FillFunctor|copy_kernel|elementwise_kernel_with_index|[Mm]em(cpy|set)")
 
 
-def warnings(kernels: Sequence[KernelProfile], main: KernelProfile) -> list[str]:
-    """Why this report may not be of the intended kernel. Pure."""
+def warnings(kernels: Sequence[KernelProfile], main: KernelProfile, limits: Limits) -> list[str]:
+    """Why this report may not be of the intended kernel. limits: the thresholds. Pure."""
     warned = []
     if BYSTANDERS.search(main.name):
         warned.append(
             f"the longest kernel, {main.name[:60]}, makes, fills or copies data: is this the kernel that was meant?"
         )
-    beyond = [key for key, value in main.metrics.items() if key.endswith("_throughput") and value and value > 105]
+    most = limits["impossible_pct"]
+    beyond = [key for key, value in main.metrics.items() if key.endswith("_throughput") and value and value > most]
     if beyond:
-        warned.append(f"above 100 % of a peak: {', '.join(beyond)}; the passes of the profiler saw different runs")
+        warned.append(f"above {most} % of a peak: {', '.join(beyond)}; the passes of the profiler saw different runs")
     names = [kernel.name for kernel in kernels]
     if len(names) > len(set(names)):
         warned.append(

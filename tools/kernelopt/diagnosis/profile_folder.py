@@ -57,11 +57,13 @@ def read_metrics(file: Path, workspace: Workspace | None, task: Task | None) -> 
     beside = file.with_name("params.json")
     values, params = bundle.read_json(file), bundle.read_json(beside) if beside.is_file() else None
     if not isinstance(values, dict) or not values.get("kernels"):
-        raise Refused(f"{file} holds no kernel")
+        raise Refused(f"{file} holds no kernel; profile again: profile_kernel.sh")
     try:
         profile = Profile.from_json(values, params)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Refused(f"{file.parent} holds no profile ({type(error).__name__}: {error}); profile again") from None
+        raise Refused(
+            f"{file.parent} holds no profile ({type(error).__name__}: {error}); profile again: profile_kernel.sh"
+        ) from None
     return with_session(profile, workspace, task, file.resolve().parent)
 
 

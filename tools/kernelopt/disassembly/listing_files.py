@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..device import programs
+from ..device.pipes import last_line
 from ..errors import EnvironmentLacks, Refused, UsageError
-from .listings import KINDS_IN, PARSERS, SETS_LIMITS, Kernel, most_threads
+from .listings import KINDS_IN, PARSERS, SETS_LIMITS, Kernel, Resources, most_threads, usages
 
 BINARIES = (".cubin", ".so")
+USAGE_S = 60.0  # for the resources of one file: an exploration does without them rather than wait longer
 
 # ---- Files, and the program that disassembles them ----
 
@@ -127,12 +129,22 @@ def text_of(file: Path, kind: str) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
 
 
-def dump(file: Path, options: list[str]) -> str:
-    """The output of cuobjdump for a file. Unreadable quotes cuobjdump's last line when it cannot read the file."""
-    done = subprocess.run([program(), *options, str(file)], capture_output=True, text=True, errors="replace")
+def resources(file: Path) -> list[Resources]:
+    """What the functions of a cubin or a shared library take, read without their code. Unreadable, EnvironmentLacks:
+    as in `dump`."""
+    return [taken for _, taken in usages(dump(file, ["-res-usage"], USAGE_S))]
+
+
+def dump(file: Path, options: list[str], timeout_s: float | None = None) -> str:
+    """The output of cuobjdump for a file. Unreadable quotes cuobjdump's last line when it cannot read the file, or says
+    that it took longer than `timeout_s`. EnvironmentLacks: there is no cuobjdump."""
+    command = [program(), *options, str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        raise Unreadable(f"cuobjdump did not read {file} within {timeout_s:.0f} s") from None
     if done.returncode != 0:
-        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise Unreadable(f"cuobjdump cannot read {file}; its message: {message}")
+        raise Unreadable(f"cuobjdump cannot read {file}; its message: {last_line(done.stderr)}")
     return done.stdout
 
 

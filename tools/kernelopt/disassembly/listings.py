@@ -122,10 +122,11 @@ class Instruction:
 class Resources:
     """Registers, stack and spilled registers of a thread; shared memory of a block. None: the listing does not say.
 
-    registers: on AMD the vector registers, accumulation registers among them. static_shared_bytes: what the code itself
-    declares. dynamic_shared_bytes: what a launch adds; only Triton records it, in a file beside the code. code_bytes:
-    the length of the code. Only AMD's compiler writes the others: spilled_registers are vector registers, and
-    waves_per_simd is its line "Occupancy", which knows no dynamic shared memory.
+    registers: on AMD the vector registers, accumulation registers among them. stack_bytes: with the local memory that
+    cuobjdump counts beside the stack. static_shared_bytes: what the code itself declares. dynamic_shared_bytes: what a
+    launch adds; only Triton records it, in a file beside the code. code_bytes: the length of the code. Only AMD's
+    compiler writes the others: spilled_registers are vector registers, and waves_per_simd is its line "Occupancy",
+    which knows no dynamic shared memory.
     """
 
     registers: int | None = None
@@ -163,7 +164,8 @@ SASS_INSTRUCTION_BYTES = 16  # from compute capability 7.0 on
 ELF_SECTION = re.compile(r"^\.nv\.info\.(\S+)$(.*?)(?=^\.\S|\Z)", re.MULTILINE | re.DOTALL)
 MOST_THREADS = re.compile(r"EIATTR_(?:MAX_THREADS|REQNTID)\s+Format:\s+\S+\s+Value:\s+(0x\w+) (0x\w+) (0x\w+)")
 SETS_LIMITS = "USETMAXREG"  # the opcode of setmaxnreg
-USAGE = re.compile(r"\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)")
+USAGE = re.compile(r"^ Function (\S+):\n\s+REG:(\d+) STACK:(\d+) SHARED:(\d+)(?: LOCAL:(\d+))?", re.MULTILINE)
+TARGET = re.compile(r"^Fatbin elf code", re.MULTILINE)  # the next target of a fat binary
 
 
 def most_threads(text: str) -> dict[str, int]:
@@ -172,34 +174,36 @@ def most_threads(text: str) -> dict[str, int]:
     return {name: math.prod(int(size, 16) for size in sizes.groups()) for name, sizes in found.items() if sizes}
 
 
+def usages(text: str) -> list[tuple[str, Resources]]:
+    """(kernel, its resources) in cuobjdump's output for -res-usage. A fat binary has a kernel once for each target."""
+    found = [(name, *(int(size or 0) for size in sizes)) for name, *sizes in USAGE.findall(text)]
+    return [(name, Resources(registers, stack + local, shared)) for name, registers, stack, shared, local in found]
+
+
 def parse_sass(text: str) -> list[Kernel]:
     """Kernels of a listing by cuobjdump (-sass, with -res-usage for registers and stack) or nvdisasm (-c)."""
-    kernels, usage_of, usage, used_by, arch = [], [], {}, "", None
+    return [kernel for target in TARGET.split(text) for kernel in sass_of_target(target)]
+
+
+def sass_of_target(text: str) -> list[Kernel]:
+    kernels, resources, arch = [], dict(usages(text)), None
     for line in text.splitlines():
-        if line.startswith("Fatbin elf code"):  # the next target of a fat binary
-            usage, arch = {}, None
-        elif match := SASS_LINE.match(line):
+        if match := SASS_LINE.match(line):
             address, predicate, opcode, operands = match.groups()
             if kernels:
                 kernels[-1].labels[hex(int(address, 16))] = len(kernels[-1].instructions)
                 kernels[-1].instructions.append(Instruction(predicate or "", opcode, operands.strip()))
         elif match := SASS_KERNEL.match(line):
             name = match[1] or match[2]
-            kernels.append(Kernel(name, "sass", arch))
-            usage_of.append(usage)
+            kernels.append(Kernel(name, "sass", arch, resources.get(name, Resources())))
         elif match := SASS_ARCH.match(line):
             arch = match[1]
         elif arch is None and (match := re.search(r"EF_CUDA_SM(\d+)", line)):  # nvdisasm prints nothing else
             arch = f"sm_{match[1]}"
-        elif match := re.match(r" Function (\S+):$", line):
-            used_by = match[1]
-        elif match := USAGE.match(line):
-            registers, stack, shared = map(int, match.groups())
-            usage[used_by] = Resources(registers, stack, shared)
         elif kernels and (match := re.match(r"(\.L\w+|\$\S+):$", line)):
             kernels[-1].labels[match[1]] = len(kernels[-1].instructions)
-    for kernel, usage in zip(kernels, usage_of, strict=True):
-        kernel.resources = replace(usage.get(kernel.name, Resources()), code_bytes=sass_bytes(kernel))
+    for kernel in kernels:
+        kernel.resources = replace(kernel.resources, code_bytes=sass_bytes(kernel))
     return kernels
 
 

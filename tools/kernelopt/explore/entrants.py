@@ -28,6 +28,7 @@ from .resources import CompiledCall, Resources
 
 T = TypeVar("T")  # what an answer is read as
 HANG_S = 20.0  # for a launched kernel to end
+LIFE_S = 3600.0  # of a process that nothing else has ended by then; an exploration takes minutes
 # Once the first call of another has ended: so many times as long as that took, and at least so many seconds. Beside
 # hanging kernels, whose processes share the GPU in turns, a right one may take ten times as long as alone.
 QUICK_TIMES, LEAST_HANG_S = 20, 6.0
@@ -37,6 +38,7 @@ STUCK = {
     "ran": "its first call launched a kernel that did not end; it was given up {seconds:.0f} s after its start",
     "checked": "its calls on the checked inputs did not end in {seconds:.0f} s",
 }
+STAGES = tuple(STUCK)  # of the process; an opponent is not checked
 NOT_YET = {  # before the end of a stage
     "loaded": "it had loaded",
     "launched": "its first call was compiled and launched",
@@ -190,38 +192,45 @@ class Starter:
             entrant.fail(Fault(Status.TIMEOUT, why))
             return
         entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
-        own_end = time.monotonic() + self.candidate_s
-        until, more = (own_end, MORE_EACH) if own_end < until else (until, MORE_BUDGET)
+        limit = min((until, MORE_BUDGET), (time.monotonic() + self.candidate_s, MORE_EACH))
         folder = self.sandbox.new_folder("answers")
         inputs, hidden = [case.path for case in self.inputs], files_of(self.inputs)
         arguments = {"kernel": str(entrant.file), "inputs": inputs, "path": f"{folder}/output"}
         arguments["check"] = not entrant.is_opponent
-        entrant.process = standing.Standing(self.sandbox, self.server, entrant.job, arguments, 3600, hidden)
-        done = None
+        entrant.process = standing.Standing(self.sandbox, self.server, entrant.job, arguments, LIFE_S, hidden)
         try:
-            for stage in ("loaded", "launched", "ran", "checked")[: 3 if entrant.is_opponent else 4]:
-                began = time.monotonic()
-                left_s = functools.partial(self._left_s, entrant, began, until)
-                done = entrant.process.answer(self.hang_s if stage == "ran" else left_s)
-                if stage == "ran":
-                    self._quickest_s = min(self._quickest_s, time.monotonic() - began)
+            for stage in STAGES[: 3 if entrant.is_opponent else 4]:
+                done = self._reach(stage, entrant, limit[0])
             stage = "compared"
             fault = None if entrant.is_opponent else self.fault_in(CaseReport(**done["done"]), folder)
         except Stopped:
             entrant.fail(Fault(Status.TIMEOUT, f"stopped before {NOT_YET[stage]}"))
             raise
         except standing.Ended as ended:
-            fault = fault_of(ended)
-            if fault.status == Status.TIMEOUT:
-                stuck = STUCK[stage] if self.sandbox.gpu or stage != "launched" else STUCK_IN_INTERPRETER
-                stuck = stuck.format(seconds=ended.outcome.wall_s)
-                more = self._end(entrant, until, more)[1]
-                fault = Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {more}")
-            entrant.fail(fault)
-            return
-        entrant.status = Status.OK
+            fault = self._fault_at(stage, entrant, ended, limit)
         if fault:
             entrant.fail(fault)
+        else:
+            entrant.status = Status.OK
+
+    def _reach(self, stage: str, entrant: Entrant, until: float) -> dict:
+        """The answer of an entrant's process at the end of a stage. Ended when there is none in time, Stopped as for
+        `start`."""
+        began = time.monotonic()
+        if stage != "ran":
+            return entrant.process.answer(functools.partial(self._left_s, entrant, began, until))
+        answer = entrant.process.answer(self.hang_s)
+        self._quickest_s = min(self._quickest_s, time.monotonic() - began)
+        return answer
+
+    def _fault_at(self, stage: str, entrant: Entrant, ended: standing.Ended, limit: tuple[float, str]) -> Fault:
+        """The fault of a process that ended in a stage. limit: when it had to be ready, and what gives it more time."""
+        fault = fault_of(ended)
+        if fault.status != Status.TIMEOUT:
+            return fault
+        stuck = STUCK[stage] if self.sandbox.gpu or stage != "launched" else STUCK_IN_INTERPRETER
+        stuck = stuck.format(seconds=ended.outcome.wall_s)
+        return Fault(Status.TIMEOUT, stuck if stage == "ran" else f"{stuck}; {self._end(entrant, *limit)[1]}")
 
     def forget(self, entrants: list[Entrant]) -> None:
         """They have all the time there is, whatever `hurry` said."""

@@ -13,6 +13,10 @@ TURN_US = 3000.0  # of calls in a candidate's turn
 CALLS = (4, 10)  # in a turn: at least, at most; even, since values may make one of the two inputs more work
 FINAL_S = 6.0  # for the leaders, once the race is over
 MOVE_S = 60.0
+FIRST_TURN_S = 30.0  # for a turn of an entrant whose time is not known yet
+# Then for what is no call, and for each call that a turn may have: a process that shares the GPU with hanging kernels,
+# in turns with them, may take ten times as long as alone.
+TURN_S, TIMES_AS_LONG = 10.0, 10
 ROUNDS_A_MOVE = 2.0  # where large inputs take long to move: the rounds then take this many times as long
 FIRST_SHARE = 1 / 3  # of FINAL_S, at most, where the inputs lie first: how long moving takes is not known yet
 
@@ -53,7 +57,7 @@ class Race:
 
     def final(self) -> None:
         """More rounds among the leaders, again with their inputs elsewhere: the gate's processes differ in that too.
-        Probes, which no gate judges, have no part in them: they were five of seven in the lead, and most of 8 s."""
+        Probes have no part in them: no gate judges one, and they would take the time of the candidates."""
         end, moving_s = min(self.until, time.monotonic() + FINAL_S), 0.0
         for placement in range(halving.PLACEMENTS):
             began = time.monotonic()
@@ -147,7 +151,8 @@ def calls_in_a_turn(expected_us: float | None) -> int:
 
 
 def turn_limit_s(expected_us: float | None) -> float:
-    return 30.0 if expected_us is None else 10.0 + 100 * expected_us / 1e6
+    """The time after which an entrant hangs. expected_us: of a call, None where it is not known yet."""
+    return FIRST_TURN_S if expected_us is None else TURN_S + TIMES_AS_LONG * CALLS[1] * expected_us / 1e6
 
 
 def median_of(entrant: Entrant) -> float:

@@ -1,20 +1,15 @@
 """The GPU resources of a candidate's compiled code: registers, local memory, shared memory, occupancy."""
 
+import contextlib
 import math
-import re
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..compiling.compiled import Compiled
-from ..device import programs
-from ..disassembly import ptxas_log
-from ..errors import ToolError
+from ..disassembly import listing_files, ptxas_log
+from ..errors import EnvironmentLacks, ToolError
 from ..hardware import wiki
 from ..profilers import collect, timeline, torch_trace
-
-DUMP_S = 60.0
-USAGE = re.compile(r"Function (\S+):\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
 @dataclass(frozen=True)
@@ -80,30 +75,7 @@ def spill_bytes(call: CompiledCall) -> int | None:
     """Bytes of local memory a thread, the most of any kernel: spilled registers and arrays on the stack. None when
     unknown."""
     known = [4 * count for count in call.triton_spills if count is not None]
-    known += [one.local_bytes for file in call.extensions for one in usage(file)]
-    return max(known) if known else None
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a compiled function takes. registers, local_bytes: of a thread. shared_bytes: of a block, static."""
-
-    function: str
-    registers: int
-    local_bytes: int
-    shared_bytes: int
-
-
-def usage(file: Path) -> list[Usage]:
-    """The functions of a cubin or a shared library; empty where cuobjdump is not installed."""
-    program = programs.find("cuobjdump")
-    if program is None:
-        return []
-    try:
-        done = subprocess.run([program, "-res-usage", str(file)], capture_output=True, text=True, timeout=DUMP_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [
-        Usage(name, int(registers), int(stack) + int(local), int(shared))
-        for name, registers, stack, shared, local in USAGE.findall(done.stdout + done.stderr)
-    ]
+    for file in call.extensions:
+        with contextlib.suppress(EnvironmentLacks, listing_files.Unreadable):
+            known += [taken.stack_bytes for taken in listing_files.resources(file)]
+    return max(known, default=None)

@@ -19,9 +19,8 @@ from pathlib import Path
 from ..compiling import compiler
 from ..compiling.ahead import Ahead
 from ..compiling.compiled import NOT_CHECKED, status_after
-from ..device import gpu, gpu_watch, standing
+from ..device import gpu, gpu_memory, gpu_watch, standing
 from ..device.outcomes import Fault
-from ..device.sandbox import CONTEXT_BYTES as STARTED_BYTES
 from ..device.sandbox import Sandbox
 from ..device.spent import Spent
 from ..errors import Stopped, ToolError
@@ -34,7 +33,7 @@ from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import halving, resources
 from .candidates import Candidate, builds_cuda
-from .entrants import NONE_RIGHT, NOT_WAITED_FOR, Entrant, Judge, KeyMetrics, Starter
+from .entrants import LIFE_S, NONE_RIGHT, NOT_WAITED_FOR, Entrant, Judge, KeyMetrics, Starter
 from .race import Race, median_of
 
 SEEDS = 2
@@ -43,8 +42,6 @@ TIMES_SHARE, END_SHARE = 0.15, 0.05
 COMPILING_SHARE = 0.5  # of the budget, without a GPU, where candidates are compiled for a card
 SUSTAINED_S = 0.5  # the second half counts
 MOST_SUSTAINED = 3  # of those in the lead, the best: half a second each
-CONTEXT_BYTES = 700 << 20  # of GPU memory that a process takes beside its tensors
-MEMORY_SHARE = 0.8
 MAY_BE_RIGHT = {Status.OK, Status.OOM}  # what ran out of memory beside others is started again by itself
 LEAST_PATIENCE_S = 10.0  # for opponents, once the candidates are checked
 LONGEST_WAIT_S = 20.0  # for what is compiled ahead and not checked yet
@@ -330,16 +327,16 @@ def judge_of(plan: Plan, sandbox: Sandbox, inputs: list[Case]) -> Judge:
         "seeds": [case.seed for case in inputs],
         "tolerances": oracle.tolerances(subject.tolerance),
     }
-    return Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, 3600), plan.budget_s)
+    return Judge(lambda: standing.Standing(sandbox, sandbox.server(), "judge", arguments, LIFE_S), plan.budget_s)
 
 
 def live_at_once(inputs: list[Case], waiting: int = 0) -> int:
     """How many processes fit on the GPU beside each other and the oracle, each with what a check holds at its peak.
     waiting: so many of them have started CUDA."""
     size = sum(case.bytes() for case in inputs)
-    held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + CONTEXT_BYTES
-    free = (gpu.free_bytes() or 16 << 30) + waiting * STARTED_BYTES
-    left = MEMORY_SHARE * free - ORACLE_COPIES * size / len(inputs) - CONTEXT_BYTES
+    held = (MUTATING_COPIES if any(case.mutates for case in inputs) else COPIES) * size + gpu_memory.EXPLORING_BYTES
+    free = (gpu.free_bytes() or gpu_memory.ASSUMED_FREE_BYTES) + waiting * gpu_memory.WAITING_BYTES
+    left = gpu_memory.EXPLORING_SHARE * free - ORACLE_COPIES * size / len(inputs) - gpu_memory.EXPLORING_BYTES
     return max(2, int(left / held))
 
 

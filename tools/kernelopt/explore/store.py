@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from ..compiling.compiled import Compiled
 from ..errors import Refused, UsageError
 from ..measure.latency import Latency
 from ..session import explorations
-from ..session.explorations import folder_of, is_best, numbers
+from ..session.explorations import Exploration, ExploredKernel, folder_of, is_best, numbers
 from ..session.record_store import RecordStore, now
 from ..session.workspace import Workspace
 from ..statuses import Status
@@ -110,18 +109,6 @@ def rows(entrants: list[Entrant], against: str | None) -> list[Row]:
     return [Row.of(entrant, opponent) for entrant in entrants]
 
 
-@dataclass(frozen=True)
-class StoredRow:
-    """An entrant of a stored exploration, and its file. exploration: "e3"."""
-
-    exploration: str
-    name: str
-    status: str
-    is_opponent: bool
-    file: Path
-    kernel_sha256: str
-
-
 def save(workspace: Workspace, result: dict, entrants: list[Entrant]) -> Path:
     """Write the result as the next exploration, and each candidate's file beside it."""
     files = claimed(workspace)
@@ -149,23 +136,20 @@ def file_name(name: str) -> str:
     return f"{plain}.{hashlib.sha256(name.encode()).hexdigest()[:8]}.py"
 
 
-def candidates_of(workspace: Workspace, number: int) -> Iterator[StoredRow]:
-    """The rows of a stored exploration, those of opponents too; none of a damaged one."""
-    name = f"e{number}"
-    exploration = explorations.read(workspace.root, name)
-    for row in exploration.rows if exploration else ():
-        file = folder_of(workspace) / name / file_name(row.name)
-        yield StoredRow(name, row.name, row.status, row.is_opponent, file, row.kernel_sha256)
+def file_of(workspace: Workspace, exploration: str, name: str) -> Path:
+    """The file of an entrant of a stored exploration, "e3"."""
+    return folder_of(workspace) / exploration / file_name(name)
 
 
-def find(workspace: Workspace, name: str) -> StoredRow:
-    """A candidate: `NAME` of the newest exploration that has it, `eN#NAME`, or as a plan cites it. UsageError when
-    there is none."""
+def find(workspace: Workspace, name: str) -> tuple[str, ExploredKernel]:
+    """(the exploration, its row): of `NAME` the newest exploration that has it, `eN#NAME`, or as a plan cites it. An
+    opponent is found too. UsageError when there is none."""
     for number in reversed(numbers(workspace)):
+        exploration = explorations.read(workspace.root, f"e{number}")  # None where it is damaged
         names = (name, name.removeprefix(f"e{number}#"), name.removeprefix(f"explore/e{number}.json#"))
-        for row in candidates_of(workspace, number):
+        for row in exploration.rows if exploration else ():
             if row.name in names:
-                return row
+                return f"e{number}", row
     raise UsageError(
         f"no exploration of {workspace.root} has a candidate '{name}'; its tables: {folder_of(workspace)}/eN.json"
     )
@@ -175,34 +159,35 @@ class NotFaster(Refused):
     """No candidate is faster than the best version for certain."""
 
 
-def leaders(result: dict) -> list[str]:
+def leaders(exploration: Exploration) -> list[str]:
     """The names of the candidates of an exploration that were timed, the fastest first. Refused when there is none;
     NotFaster when the fastest is not faster than the workspace's best version for certain: the gate would refuse it."""
-    timed = [row for row in result["rows"] if row["status"] == Status.OK and row["latency_us"] and not row["opponent"]]
+    timed = [row for row in exploration.candidates if row.is_right and row.median_us is not None]
     if not timed:
         raise Refused("kernel.py was not written: no candidate is right and timed")
-    first, ratio = timed[0]["name"], timed[0]["against_best"]
-    if is_best(result["against"]) and not (ratio and ratio["ci95"][0] > 1):
-        found = f"{ratio['point']:.3f}x" if ratio else "not known to be faster"
-        raise NotFaster(f"kernel.py was not written: the leader, {first}, is {found} against {result['against']}")
-    return [row["name"] for row in timed]
+    first, against = timed[0], exploration.against
+    if is_best(against) and not (first.ci95 and first.ci95[0] > 1):
+        found = f"{first.speedup:.3f}x" if first.ci95 else "not known to be faster"
+        raise NotFaster(f"kernel.py was not written: the leader, {first.name}, is {found} against {against}")
+    return [row.name for row in timed]
 
 
 def keep(workspace: Workspace, name: str) -> str:
     """Make a candidate the workspace's kernel.py, and return the message for the user. UsageError when it is wrong, was
     not checked, or its file was changed."""
-    row = find(workspace, name)
+    exploration, row = find(workspace, name)
     if row.is_opponent:
         raise UsageError(
-            f"{row.name} of {row.exploration} was not checked: it is an opponent or a probe; pass its file as a "
+            f"{row.name} of {exploration} was not checked: it is an opponent or a probe; pass its file as a "
             "candidate, without PROBE"
         )
-    if row.status != Status.OK:
-        raise UsageError(f"{row.name} of {row.exploration} is {row.status}; nothing was written")
-    content = bundle.read_bytes(row.file)
+    if not row.is_right:
+        raise UsageError(f"{row.name} of {exploration} is {row.status}; nothing was written")
+    file = file_of(workspace, exploration, row.name)
+    content = bundle.read_bytes(file)
     if hashlib.sha256(content).hexdigest() != row.kernel_sha256:
-        raise UsageError(f"{row.file} was changed since {row.exploration}; explore it again")
+        raise UsageError(f"{file} was changed since {exploration}; explore it again")
     bundle.write_bytes(workspace.kernel, content)
-    cited = f"explore/{row.exploration}.json#{row.name}"
+    cited = f"explore/{exploration}.json#{row.name}"
     first = "" if RecordStore(workspace).best() else f"; {BEFORE_V0}"
-    return f"kernel.py is now {row.name} of {row.exploration}; cite it in the plan as {cited}{first}"
+    return f"kernel.py is now {row.name} of {exploration}; cite it in the plan as {cited}{first}"

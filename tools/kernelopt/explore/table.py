@@ -76,7 +76,7 @@ def cells_of(row: dict) -> tuple[str, ...]:
 
 
 def unchecked(row: dict) -> str:
-    return "probe" if row.get("probe") else "opponent"
+    return "probe" if row["probe"] else "opponent"
 
 
 def whole(value: float | None) -> str:
@@ -85,7 +85,7 @@ def whole(value: float | None) -> str:
 
 def serialized(rows: list[dict]) -> list[str]:
     """All candidates whose wgmma instructions ptxas serializes, by its reason."""
-    reasons = [(row["name"], row.get("wgmma_serialized")) for row in rows]  # older explorations lack it
+    reasons = [(row["name"], row["wgmma_serialized"]) for row in rows]
     by_reason = grouped([(name, reason) for name, reason in reasons if reason])
     said = [f"ptxas serializes wgmma, {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
     return [*said, "what provokes each, and what to do: gpu-wiki/docs/errors/nvcc-ptxas.md"] if said else []

@@ -47,5 +47,5 @@ class Measurement:
             utilization=utilization and Utilization(**utilization),
             comparisons=comparisons and {name: Comparison.from_json(one) for name, one in comparisons.items()},
             against=measurement["against"],
-            seconds=measurement.get("seconds", {}),  # of an older bundle
+            seconds=measurement["seconds"],
         )

@@ -126,9 +126,12 @@ def judge(
     opened: Sandbox | None = None,
     stop: Stop | None = None,
 ) -> RoundResult:
-    """Run one whole gate and return run_gate.py's result. UsageError when the round cannot be judged at all; see the
-    four steps. opened: a sandbox on a GPU to do it in, in place of a new one, with a stop of its own. Stopped, with
-    nothing recorded, when the stop's signal comes before the verdict."""
+    """Run one whole gate and return run_gate.py's result.
+
+    opened: a sandbox on a GPU to do it in, in place of a new one, with a stop of its own. UsageError when the round
+    cannot be judged at all (see readiness.check_ready). Stopped, with nothing recorded, when the stop's signal comes
+    before the verdict.
+    """
     stop = opened.stop if opened else stop or Stop()
     start = RoundStart.of(workspace)
     plan = readiness.check_ready(start, version)

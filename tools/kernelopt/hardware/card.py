@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 READINGS = ("sm_clock_mhz", "memory_clock_mhz", "power_w", "temperature_c")  # fields of a GpuState that are a Spread
-UNKNOWN_UNITS = 128  # SMs or compute units, where the wiki knows no card
+# SMs or compute units that a kernel is told where the wiki knows no card: an assumption, no card's value. A kernel
+# that asks sizes its grid by it as a rule, and the result says what it was told (compiler.assumption).
+UNKNOWN_UNITS = 128
 
 
 @dataclass(frozen=True)

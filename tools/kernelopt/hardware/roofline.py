@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from ..errors import Refused, UsageError
-from . import wiki
+from . import wiki, wiki_rows
 from .card import MaxClocks
 from .work import Work
 
@@ -27,6 +27,7 @@ LIBRARY_ROWS = {
 }
 CEILING = "measured_{}_tensor_ceiling"  # the bare tensor operations of that dtype (measure_ceiling.py)
 PROBLEM_CEILING = "measured_{}_problem_ceiling"  # the same beside the other arithmetic of one problem
+LIBRARY_RATE = "a library's rate, which is no floor"  # a `_matmul` row, in words
 SUSTAINED = "_sustained"  # ends the name of either where it was timed in calls in a row, under the power cap
 COMPUTE_ROWS = {dtype: (CEILING.format(dtype), *rows) if rows else () for dtype, rows in LIBRARY_ROWS.items()}
 # The largest of these is the limit for any kernel, which may use any format that holds the numbers. fp32 work may run
@@ -43,8 +44,6 @@ LIMIT_ROWS = {
     "fp4": ("peak_fp4_tensor", "peak_fp8_tensor", "peak_int8_tensor", *HALF, "peak_fp32"),
 }
 NOT_MEASURED = ("fp4", "int")  # calibrate_gpu.py has no product in these
-# By a word in a row's metric; any other is in TFLOPS.
-UNITS = {"bandwidth": "GB/s", "capacity": "MB", "clock": "MHz", "int8": "TOPS"}
 BANDWIDTH_ROWS = ("measured_copy_bandwidth", "memory_bandwidth")
 LIMIT_BANDWIDTH_ROWS = ("memory_bandwidth", "memory_bandwidth_highest")  # documents may give two values for one product
 BEYOND_PCT = 102.0  # percent of the floor; two runs on one card agree within 2 %
@@ -112,8 +111,8 @@ def _first(page: wiki.Page, names) -> wiki.Row | None:
 def _limit(page: wiki.Page, names: list[str]) -> wiki.Row | None:
     """Return the largest of these peaks, or None if one is unknown, because it could be larger. A page calls a
     tensor peak that the card lacks UNSUPPORTED. It has no row for other peaks that the card lacks."""
-    rows = [page.row(name) for name in names if not name.endswith("accumulate")]
-    if any(row is None or row.text == "UNKNOWN" for row in rows):
+    peaks = [page.row(name) for name in names if not name.endswith("accumulate")]
+    if any(row is None or row.text == "UNKNOWN" for row in peaks):
         return None
     return _largest(page, names)
 
@@ -123,12 +122,11 @@ def _largest(page: wiki.Page, names) -> wiki.Row | None:
 
 
 def _rows(page: wiki.Page, names) -> list[wiki.Row]:
-    rows = [row for name in names if (row := page.known(name))]
-    for row in rows:
-        unit = next((unit for word, unit in UNITS.items() if word in row.metric), "TFLOPS")
-        if row.unit != unit:
+    found = [row for name in names if (row := page.known(name))]
+    for row in found:
+        if row.unit != (unit := wiki_rows.unit_of(row.metric)):
             raise UsageError(f"{row.page}:{row.line}: {row.metric} must be given in {unit}, not {row.unit}")
-    return rows
+    return found
 
 
 def lacking(page: wiki.Page, roof: Roof, work: Work) -> list[str]:
@@ -276,8 +274,12 @@ def sustained_us(flops: int, limits: Bound, roof: Roof) -> float | None:
 
 def share_words(result: Utilization) -> str:
     """ "95.2 % of the floor", or what that share is of where no floor was measured."""
-    of = "a library's rate, which is no floor" if result.library_rate else "the floor"
-    return f"{result.floor_share_pct:.1f} % of {of}"
+    return f"{result.floor_share_pct:.1f} % of {floor_name(result.library_rate)}"
+
+
+def floor_name(library_rate: bool, floor: str = "the floor") -> str:
+    """`floor`, or what stands in for it where none was measured."""
+    return LIBRARY_RATE if library_rate else floor
 
 
 def beyond_floor(result: Utilization) -> str | None:
@@ -300,9 +302,7 @@ def beyond_floor(result: Utilization) -> str | None:
             "rate is a copy's, and this mix of reads and writes may have a better one: measure_ceiling.py"
         )
     if result.library_rate:
-        advice = (
-            "faster than the library's rate, which is no floor; measure the floor: measure_ceiling.py --workspace W"
-        )
+        advice = f"faster than {LIBRARY_RATE}; measure the floor: measure_ceiling.py --workspace W"
         return None if result.sustained_us else advice  # that rate tells how much is left
     return (
         "beyond the floor: do the outputs need all FLOPs that were counted (estimate_work.py --flops)? The card may "

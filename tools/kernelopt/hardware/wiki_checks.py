@@ -6,7 +6,7 @@ Each check takes its inputs and returns one sentence per defect. An empty list m
 import re
 from pathlib import Path
 
-from . import occupancy, wiki, wiki_case_checks, wiki_figures
+from . import occupancy, wiki, wiki_case_checks, wiki_figures, wiki_rows
 from .wiki import Page
 
 UNITS = set(
@@ -32,27 +32,8 @@ REQUIRED = (
     "peak_bf16_tensor peak_fp8_tensor peak_int8_tensor"
 ).split()
 REQUIRED_OF = {"NVIDIA": ["compute_capability", "sm_count"], "AMD": ["gfx_target", "cu_count"]}
-REQUIRED_LIMITS = {
-    "NVIDIA": "warp_size registers_per_sm registers_per_thread register_allocation_unit subpartitions_per_sm "
-    "warps_per_sm threads_per_sm blocks_per_sm threads_per_block shared_memory_per_sm shared_memory_per_block "
-    "shared_memory_reserved_per_block shared_memory_allocation_unit fp32_lanes_per_sm",
-    "AMD": "wavefront_size wavefronts_per_simd vgprs_per_simd vgpr_allocation_unit sgprs_per_simd lds_per_workgroup "
-    "lds_allocation_unit",
-}
-PER_UNIT = "simds_per_ lds_per_ workgroups_per_"  # AMD: of a compute unit (cu), or of a workgroup processor (wgp)
-# The unit that a row's name fixes, the first pattern that matches; other rows choose theirs.
-UNIT_OF = {
-    r"sm_count": "SM",
-    r"cu_count": "CU",
-    r"(peak|measured)_int8_.*": "TOPS",
-    r"peak_.*|measured_.*_(matmul|ceiling)": "TFLOPS",
-    r".*_bandwidth(_highest)?": "GB/s",
-    r".*_clock(_tensor)?": "MHz",
-    r"memory_bus_width": "bit",
-    r"memory_capacity": "GB",
-    r".*_capacity": "MB",
-    r"tdp(_lowest)?": "W",
-}
+# Beside the rows that occupancy rests on.
+REQUIRED_LIMITS = {"NVIDIA": ("threads_per_sm", "fp32_lanes_per_sm")}
 # Lowest and highest value that a GPU of the last decade can have: a misplaced decimal point or unit falls outside.
 RANGES = {
     "sm_count": (16, 200),
@@ -103,9 +84,7 @@ def of_product(page: Page) -> list[str]:
 
 def of_limits(page: Page) -> list[str]:
     """Rows and units of a limits page."""
-    required = REQUIRED_LIMITS.get(page.vendor, "").split()
-    if page.vendor == "AMD":
-        required += [f"{name}{occupancy.unit_of(page)}" for name in PER_UNIT.split()]
+    required = (*occupancy.needed(page), *REQUIRED_LIMITS.get(page.vendor, ()))
     return [f"{name} is missing" for name in required if name not in page.rows] + cells(page)
 
 
@@ -133,8 +112,8 @@ def units(page: Page) -> list[str]:
     """Check that each row has the unit that its name requires."""
     defects = []
     for row in page.rows.values():
-        unit = next((unit for name, unit in UNIT_OF.items() if re.fullmatch(name, row.metric)), row.unit)
-        if row.unit != unit:
+        unit = wiki_rows.unit_of(row.metric)
+        if unit and row.unit != unit:
             defects.append(f"L{row.line}: {row.metric} is in {row.unit}; its unit must be {unit}")
     return defects
 
@@ -176,27 +155,16 @@ def agreement(page: Page) -> list[str]:
     """Check the bandwidth against bus and clock, and the fp32 peak against lanes and clock. Both must agree within 2
     %, unless a note says `disagrees`."""
     defects = []
-    for metric, formula, expected in (
-        ("memory_bandwidth", "memory_clock x 2 x memory_bus_width", bus_bandwidth(page)),
-        ("peak_fp32", "lanes x 2 x boost_clock", lane_peak(page)),
-    ):
+    for metric, (expected, formula) in wiki_rows.derived(values_of(page)).items():
         row = page.known(metric)
-        if row and expected and abs(row.value / expected - 1) > AGREE_WITHIN and "disagrees" not in row.note:
+        if row and abs(row.value / expected - 1) > AGREE_WITHIN and "disagrees" not in row.note:
             defects.append(f"L{row.line}: {metric} is {row.text}, {formula} gives {expected:.4g}; {EXPLAIN}")
     return defects
 
 
-def bus_bandwidth(page: Page) -> float | None:
-    """GB/s: two transfers a clock (MHz) over the bus (bit)."""
-    clock, width = page.known("memory_clock"), page.known("memory_bus_width")
-    return clock.value * 2 * width.value / 8 / 1000 if clock and width else None
-
-
-def lane_peak(page: Page) -> float | None:
-    """TFLOPS: a fused multiply-add (2 FLOP) a lane and clock (MHz)."""
-    units, lanes = page.known("sm_count"), page.known("fp32_lanes_per_sm")
-    clock = page.known("boost_clock")
-    return units.value * lanes.value * 2 * clock.value / 1e6 if units and lanes and clock else None
+def values_of(page: Page) -> dict[str, int | float | str]:
+    """Return the known values of a page and of its limits."""
+    return {name: row.value for name, row in page.all_rows().items() if row.known}
 
 
 def sources(page: Page, text: str) -> list[str]:

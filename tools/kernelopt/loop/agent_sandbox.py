@@ -1,6 +1,6 @@
 """A git clone outside the workspace, in which one agent works on one candidate.
 
-OUTCOMES names everything that an agent can do. Only kernel.py and the plan are taken from the clone.
+AgentOutcome names everything that an agent can do. Only kernel.py and the plan are taken from the clone.
 """
 
 import contextlib
@@ -14,28 +14,15 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
-from ..remote.mirrors import make_private
 from ..session import record_store
 from ..session.workspace import IGNORED, Workspace, run_git, start_git
+from ..statuses import AgentOutcome
 from . import agent_process, clients, file_trees, snapshot
 from .fingerprints import fingerprint
 
 PLAN = "plan.md"
 MOST_BYTES = {"kernel.py": 1 << 20, PLAN: 1 << 16}
-OUTCOMES = (
-    "answered",
-    "timed out",
-    "failed",
-    "no answer",
-    "no plan",
-    "too large",
-    "unchanged",
-    "refused plan",
-    "tried before",
-    "forbidden files",
-    "no call left",
-    "interrupted",
-)
+OF_A_REFUSAL = (AgentOutcome.NO_ANSWER, AgentOutcome.NO_PLAN, AgentOutcome.UNCHANGED)  # by the client itself
 NO_COMMAND = re.compile(r"bash: line 1: [^\n]*: (command not found|Permission denied|No such file or directory)")
 IGNORED_NAMES = (".git", *(name.rstrip("/") for name in IGNORED))
 HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors name their temporary files otherwise
@@ -54,9 +41,9 @@ HALF_WRITTEN = [  # by bundle.write_bytes when it was killed; editors name their
 
 @dataclass(frozen=True)
 class Answer:
-    """outcome: one of OUTCOMES. message: the reason, a sentence. kernel, plan: their texts, if the agent left them."""
+    """message: the reason, a sentence. kernel, plan: their texts, if the agent left them."""
 
-    outcome: str
+    outcome: AgentOutcome
     message: str
     kernel: str | None = None
     plan: str | None = None
@@ -130,9 +117,9 @@ class AgentSandbox:
         outcome, message = (
             ended(code, log, timeout_s) or forbidden(self.touched()) or classified(texts, original, tried)
         )
-        if watch and not watch.answered and outcome == "timed out":
+        if watch and not watch.answered and outcome == AgentOutcome.TIMED_OUT:
             message += "; its model answered nothing: look at the network and at the service"
-        if watch and watch.refused and outcome in ("no answer", "no plan", "unchanged"):
+        if watch and watch.refused and outcome in OF_A_REFUSAL:
             message += f"; the client did not allow it: {watch.refused[-1]}"
         return Answer(outcome, message, texts["kernel.py"], texts[PLAN], wall_s)
 
@@ -157,41 +144,41 @@ class AgentSandbox:
             return file.read(MOST_BYTES[name] + 8).decode("utf-8", errors="replace")
 
 
-def ended(code: int | None, log: str, timeout_s: float) -> tuple[str, str] | None:
+def ended(code: int | None, log: str, timeout_s: float) -> tuple[AgentOutcome, str] | None:
     """(outcome, message) of a command that failed, or None after exit code 0. Pure."""
     if code is None:
-        return "timed out", f"no answer within {timeout_s:.0f} s"
+        return AgentOutcome.TIMED_OUT, f"no answer within {timeout_s:.0f} s"
     if code:
-        return "failed", f"exit code {code}: {clients.readable(log) or 'it printed nothing'}"
+        return AgentOutcome.FAILED, f"exit code {code}: {clients.readable(log) or 'it printed nothing'}"
     return None
 
 
-def forbidden(touched: list[str]) -> tuple[str, str] | None:
+def forbidden(touched: list[str]) -> tuple[AgentOutcome, str] | None:
     """(outcome, message) when an agent touched files that it may not write, or None. Pure."""
     if not touched:
         return None
-    return "forbidden files", f"it touched {', '.join(touched[:5])}; it may only write kernel.py and {PLAN}"
+    return AgentOutcome.FORBIDDEN_FILES, f"it touched {', '.join(touched[:5])}; it may only write kernel.py and {PLAN}"
 
 
-def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> tuple[str, str]:
+def classified(texts: dict[str, str | None], original: str, tried: set[str]) -> tuple[AgentOutcome, str]:
     """(outcome, message) for the texts that an agent left, by the first rule that applies. Pure.
 
     original: the kernel.py that the agent got. tried: fingerprints of kernels that were judged already.
     """
     for name, most in MOST_BYTES.items():
         if texts[name] is not None and len(texts[name].encode()) > most:
-            return "too large", f"{name} is larger than {most >> 10} KB"
+            return AgentOutcome.TOO_LARGE, f"{name} is larger than {most >> 10} KB"
     kernel = texts["kernel.py"]
     if not kernel or not kernel.strip():
-        return "no answer", "it left no kernel.py"
+        return AgentOutcome.NO_ANSWER, "it left no kernel.py"
     key = fingerprint(kernel)
     if key == fingerprint(original):
-        return "unchanged", "kernel.py is what it was, but for comments and layout"
+        return AgentOutcome.UNCHANGED, "kernel.py is what it was, but for comments and layout"
     if key in tried:
-        return "tried before", "this kernel was tried already, but for comments and layout"
+        return AgentOutcome.TRIED_BEFORE, "this kernel was tried already, but for comments and layout"
     if not texts[PLAN]:
-        return "no plan", f"it left no {PLAN}"
-    return "answered", "a kernel and a plan"
+        return AgentOutcome.NO_PLAN, f"it left no {PLAN}"
+    return AgentOutcome.ANSWERED, "a kernel and a plan"
 
 
 def run_folder(workspace: Workspace) -> Path:
@@ -204,7 +191,7 @@ def run_folder(workspace: Workspace) -> Path:
     if temporary.is_relative_to(workspace.root):
         raise UsageError(f"TMPDIR is {temporary}, which is in the workspace; set it to a folder outside")
     digest = hashlib.sha256(os.fsencode(workspace.root)).hexdigest()[:16]
-    return make_private(temporary / f"kernelopt-agents-{os.geteuid()}") / digest
+    return bundle.private_folder(temporary / f"kernelopt-agents-{os.geteuid()}") / digest
 
 
 def run_mark(workspace: Workspace) -> str:

@@ -10,7 +10,7 @@ from typing import Protocol
 from ..errors import EnvironmentLacks, ToolError, UsageError
 from ..measure.pairing import Comparison
 from ..session import version_kernels
-from ..statuses import Status
+from ..statuses import AgentOutcome, Status
 from . import agent_process, clients, executors, run_files
 from .agent_sandbox import AgentSandbox, Answer, run_mark
 from .fingerprints import fingerprint
@@ -96,17 +96,17 @@ class Agents:
         except EnvironmentLacks:
             raise
         except (ToolError, *DAMAGE) as error:
-            return Answer("failed", f"its answer could not be read: {error}")
+            return Answer(AgentOutcome.FAILED, f"its answer could not be read: {error}")
 
     def refine_until_valid(self, sandbox: AgentSandbox, brief: str) -> Answer:
         """The agent's answer, handed back with the verifier's message until it is valid or no refinement is left."""
         tried = set(self.progress.state.tried)
-        answer = Answer("no call left", "the calls of the agent were used up")
+        answer = Answer(AgentOutcome.NO_CALL_LEFT, "the calls of the agent were used up")
         for refinements_left in reversed(range(1 + self.limits.refinements)):
             if not self._count_call(sandbox.name):
                 return answer
             answer = self.call_agent(sandbox, brief, tried)
-            if answer.outcome != "answered":
+            if answer.outcome != AgentOutcome.ANSWERED:
                 return answer
             files = self.progress.files.write_candidate(sandbox.name, answer.kernel, answer.plan)
             status, message = self.steps.check(*files)
@@ -115,7 +115,8 @@ class Agents:
                 self.progress.apply(State.candidate_valid, sandbox.name, digest)
                 return answer
             if not refinements_left:
-                return replace(answer, outcome="refused plan", message=message) if status == Status.PLAN else answer
+                is_refused = status == Status.PLAN
+                return replace(answer, outcome=AgentOutcome.REFUSED_PLAN, message=message) if is_refused else answer
             self.progress.log("refined", sandbox.name, message)
             if status not in (Status.PLAN, Status.CRASH):  # the kernel itself is wrong: it may not come back unchanged
                 tried.add(fingerprint(answer.kernel))
@@ -148,6 +149,6 @@ class Agents:
 def forbidden(changed: list[str]) -> Answer:
     """The answer of each agent of a round in which the workspace was changed. The agent that changed it is unknown."""
     return Answer(
-        "forbidden files",
+        AgentOutcome.FORBIDDEN_FILES,
         f"{', '.join(changed[:5])} in the workspace itself was changed in this round; that is put back",
     )

@@ -1,15 +1,17 @@
 """List and remove folders that an agent may have changed. No link is followed."""
 
 import contextlib
-import hashlib
 import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..session import trees
+from ..session.trees import FOLDER
+
 LARGE = 4 << 20  # bytes; of a larger file the entry has size and time, and no content is kept
-FOLDER, SPECIAL, UNREADABLE = "folder", "special", "unreadable"  # entries; the others are files, links and large files
+SPECIAL, UNREADABLE = "special", "unreadable"  # entries; the others are those of trees, and large files
 
 
 def entries(root: Path, ignored: tuple[str, ...] = ()) -> dict[str, str]:
@@ -48,17 +50,11 @@ def listed(folder: Path) -> list[str]:
 
 
 def entry(path: Path) -> str:
-    """The kind of a path: "folder", "link to …", "special", "file MODE SHA-256", "large: SIZE bytes of TIME"."""
+    """The entry of a path as `trees` has it, "special", or "large: SIZE bytes of TIME", which reads no content."""
     status = path.lstat()
-    if stat.S_ISDIR(status.st_mode):
-        return FOLDER
-    if stat.S_ISLNK(status.st_mode):
-        return f"link to {path.readlink()}"
-    if not stat.S_ISREG(status.st_mode):
-        return SPECIAL
-    if status.st_size > LARGE:
+    if stat.S_ISREG(status.st_mode) and status.st_size > LARGE:
         return f"large: {status.st_size} bytes of {status.st_mtime_ns}"
-    return f"file {stat.S_IMODE(status.st_mode):o} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+    return trees.entry(path) or SPECIAL
 
 
 def ensure_folder(path: Path, move_away: Callable[[], object] | None = None) -> None:

@@ -6,6 +6,7 @@ from ..errors import Refused, UsageError
 from ..gate import acceptance, history, readiness, rounds
 from ..gate.measurement import Measurement
 from ..gate.readiness import RoundStart
+from ..statuses import AgentOutcome
 from .executors import Executor
 from .fingerprints import fingerprint
 from .progress import Progress
@@ -92,7 +93,7 @@ class Judge:
         history.put_best_back(self.workspace, self.records.best())
         self.workspace.plan(version).unlink()  # it stays in .loop/candidates
         self.progress.apply(State.plan_refused, fingerprint(kernel.decode()))
-        return self.close_candidate(name, False, reason, "refused plan")
+        return self.close_candidate(name, False, reason, AgentOutcome.REFUSED_PLAN)
 
     def close_candidate(
         self, of: str, accepted: bool, reason: str, outcome: str | None = None, logged: bool = False

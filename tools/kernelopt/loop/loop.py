@@ -13,6 +13,7 @@ from ..gate import history
 from ..session import platforms, stop_conditions, version_kernels
 from ..session.record_store import RecordStore
 from ..session.workspace import Workspace, digest
+from ..statuses import AgentOutcome
 from .agent_sandbox import Answer
 from .asking import Agents, Steps
 from .clients import Client
@@ -24,8 +25,8 @@ from .run_state import State
 from .stopping import STUCK, Limits, LoopResult, stop_reason
 from .strategies import Beam, Greedy
 
-INTERRUPTED = Answer("interrupted", "the run ended before it was right")
-TWIN = Answer("tried before", "another candidate of this round is the same")
+INTERRUPTED = Answer(AgentOutcome.INTERRUPTED, "the run ended before it was right")
+TWIN = Answer(AgentOutcome.TRIED_BEFORE, "another candidate of this round is the same")
 
 
 class Loop:
@@ -138,7 +139,7 @@ class Loop:
     def stored_answer(self, name: str, sha256: str) -> Answer:
         """The answer that a killed run found valid; INTERRUPTED without one."""
         texts = self.progress.files.read_candidate(name, sha256)
-        return Answer("answered", "", *texts) if texts else INTERRUPTED
+        return Answer(AgentOutcome.ANSWERED, "", *texts) if texts else INTERRUPTED
 
     def enqueue(self, answers: dict[str, Answer], counted: bool = True) -> None:
         """Let the valid candidates of a round wait for the gate, and log why the others do not.
@@ -191,7 +192,7 @@ def distinct(answers: dict[str, Answer], tried: set[str]) -> tuple[dict[str, str
     valid: dict[str, str] = {}
     failures: dict[str, Answer] = {}
     for name, answer in answers.items():
-        if answer.outcome != "answered":
+        if answer.outcome != AgentOutcome.ANSWERED:
             failures[name] = answer
         elif (key := fingerprint(answer.kernel)) in {*tried, *valid.values()}:
             failures[name] = TWIN

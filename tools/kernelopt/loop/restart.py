@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import Refused, UsageError
+from ..hardware import roofline
 from ..report import brief
 from ..report.brief_answer import figure
 from ..session import platforms, stop_conditions
@@ -187,7 +188,7 @@ def hand_over(
     root: the workspace. task: its Task block. best: the record to beat. records: the unmasked ones. masked: versions.
     by_library_rate: a library's rate stands in for the floor.
     """
-    parts = brief.Parts({}, task=replace(task, targets=()), records=records, masked=masked)
+    parts = brief.Parts(task=replace(task, targets=()), records=records, masked=masked)
     sections = [
         OPENING,
         brief.task_section(parts),
@@ -204,7 +205,7 @@ def best_lines(root: Path, best: Record | None, by_library_rate: bool) -> list[s
     if best is None:
         return [f"- nothing is accepted yet; kernel: {root / 'kernel.py'}"]
     latency, share = best.latency_us, best.performance.floor_share_pct
-    of = "a library's rate, which is no floor" if by_library_rate else "the floor's speed (100 is the floor itself)"
+    of = roofline.floor_name(by_library_rate, "the floor's speed (100 is the floor itself)")
     of_floor = "" if share is None else f", {figure(share)} % of {of}"
     return [
         f"- {best.version}: {'not measured' if latency is None else f'{figure(latency)} us'}{of_floor}",

@@ -132,9 +132,9 @@ class Snapshot:
             if kind == file_trees.FOLDER:
                 ensure_folder(path, lambda: self._move_away(name))
                 return name
-            if kind.startswith("link to "):
+            if kind.startswith("link "):
                 self._move_away(name)
-                path.symlink_to(kind.removeprefix("link to "))
+                path.symlink_to(kind.removeprefix("link "))
                 return name
             if name in self.contents:
                 self._move_away(name)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..device import gpu, outcomes, standing
+from ..device.gpu_memory import VERIFYING_BYTES, VERIFYING_SHARE
 from ..device.outcomes import Fault
 from ..device.sandbox import Outcome, Sandbox
 from ..device.standing import Job
@@ -23,8 +24,6 @@ CORES_A_PROCESS = {True: 2, False: 4}  # on a GPU, without one: there the interp
 # The memory that a process needs in multiples of a case's inputs: contents, guarded and poisoned memory, the results
 # of three calls and their copies.
 INPUTS_HELD = 16
-CONTEXT_BYTES = 1 << 30
-MEMORY_SHARE = 0.7
 HANG_SHARE = 15  # a call's work on the GPU may take this part of the time limit of a process: 20 s of 300 s
 
 
@@ -119,8 +118,8 @@ def processes_at_once(sandbox: Sandbox, cases: list[Case]) -> int:
     if sandbox.gpu is None:
         return most
     largest = max(case.bytes() for case in cases)
-    needed = most * (INPUTS_HELD * largest + CONTEXT_BYTES)
-    return most if needed < MEMORY_SHARE * gpu.shared_bytes() else 1
+    needed = most * (INPUTS_HELD * largest + VERIFYING_BYTES)
+    return most if needed < VERIFYING_SHARE * gpu.shared_bytes() else 1
 
 
 def most_processes(sandbox: Sandbox) -> int:

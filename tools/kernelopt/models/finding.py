@@ -11,6 +11,7 @@ from .. import bundle
 from ..device.sandbox import Sandbox
 from ..errors import UsageError
 from ..hardware import wiki
+from ..hardware.roofline import LIBRARY_RATE
 from ..hardware.work import ModuleWork
 from ..session import platforms
 from . import jobs, step_trace
@@ -160,7 +161,7 @@ def table(result: StepReport, groups: tuple[Group, ...]) -> Iterator[str]:
         figures = (str(group.number), f"{group.us / 1000:.3f}", f"{group.share_pct:.1f}", str(group.kernels))
         yield row((*figures, floor, saved), f"{group.name}: {operators_text(group)}")
     if any(group.floor and group.floor.library_rate for group in groups):
-        yield "* a library's rate, which is no floor"
+        yield f"* {LIBRARY_RATE}"
     if result.card:
         yield f"floors: {result.card}'s rates in the wiki; savings: of the eager step, waiting for launches included"
 

@@ -61,7 +61,7 @@ def followed(process: Standing, timeout_s: float) -> tuple[Outcome, str]:
 def death(fault: outcomes.Fault, outcome: Outcome, phase: str, place: str | None) -> str:
     """The sentence on a job that left no result."""
     at = f", at {place}" if place else ""
-    said = f"; it said: {last_line(outcome.log_tail.encode())}" if outcome.log_tail.strip() else ""
+    said = f"; it said: {last_line(outcome.log_tail)}" if outcome.log_tail.strip() else ""
     mend = MENDS.get(outcome.signal, "run the model by itself, without this tool, to see more")
     return f"the model did not get through: {fault.message} while it was {phase}{at}{said}; {mend}"
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from .. import bundle
 from ..device import gpu, outcomes, programs
+from ..device.pipes import last_line
 from ..device.sandbox import Outcome, Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut, ToolError
 from . import metrics
@@ -151,11 +152,13 @@ def check_outcome(outcome: Outcome, has_report: bool, timeout_s: float) -> None:
     if outcome.timed_out:
         raise TimedOut(f"ncu did not finish in {timeout_s:.0f} s; --timeout raises the limit")
     if outcome.result is None and not has_report:
-        raise Refused(f"ncu did not start the kernel; its message: {last_line(outcome.log_tail)}")
+        raise Refused(f"ncu did not start the kernel; its message: {last_message(outcome.log_tail)}")
     if failed := outcomes.failure(outcome):
         raise Refused(f"the kernel failed under ncu: {failed.message.strip()}")
     if not has_report:
-        raise Refused(f"ncu profiled no kernel: does the call launch one? Its message: {last_line(outcome.log_tail)}")
+        raise Refused(
+            f"ncu profiled no kernel: does the call launch one? Its message: {last_message(outcome.log_tail)}"
+        )
 
 
 def refused_names(log: str, names: list[str]) -> set[str]:
@@ -165,10 +168,10 @@ def refused_names(log: str, names: list[str]) -> set[str]:
     return {name for name in names if name.partition(".")[0] in refused}
 
 
-def last_line(log: str) -> str:
+def last_message(log: str) -> str:
     """The last message of ncu in the log, else its last line."""
     messages = [line for line in log.splitlines() if line.startswith("==")]
-    return messages[-1] if messages else (log.strip().splitlines() or ["none"])[-1]
+    return last_line("\n".join(messages) or log)
 
 
 def reader():

@@ -34,7 +34,7 @@ def read(path: Path) -> Trace:
     chrome_trace = bundle.read_json(path)
     events = chrome_trace.get("traceEvents") if isinstance(chrome_trace, dict) else None
     if not isinstance(events, list):
-        raise Refused(f"{path} is not a Chrome trace")
+        raise Refused(f"{path} is not a Chrome trace; profile again: profile_kernel.sh --mode event")
     complete = [event for event in events if event.get("ph") == "X"]
     launches = tuple(_launch(event) for event in complete if event.get("cat") in ON_GPU)
     if not launches:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
 from ..session import delivery, trees
 from ..session.trees import Changes, Tree
@@ -20,32 +21,18 @@ UNUSED_S = 7 * 24 * 3600  # after that, a mirror is removed
 
 def node_folder() -> Path:
     """The folder of this user's nodes on this machine, made if absent. EnvironmentLacks when others may use it."""
-    return make_private(place())
+    return bundle.private_folder(place())
 
 
 def place() -> Path:
     return Path(tempfile.gettempdir()).resolve() / f"kernelopt-node-{os.geteuid()}"
 
 
-def make_private(folder: Path) -> Path:
-    """Make the folder, closed to other users, and return it. EnvironmentLacks when another user made it."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if not is_private(folder):
-        raise EnvironmentLacks(f"{folder} is not a folder of yours alone; remove it, or set TMPDIR to another folder")
-    return folder
-
-
-def is_private(folder: Path) -> bool:
-    """Whether this is a folder of this user, closed to others."""
-    status = folder.lstat()
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o077  # links have all rights
-
-
 def token_file() -> Path | None:
     """The token of the nodes that this user starts on this machine; None where none was started. Agents have a TMPDIR
     of their own, nodes mostly none."""
     files = (folder / place().name / TOKEN_FILE for folder in (place().parent, USUAL))
-    return next((file for file in files if file.is_file() and is_private(file.parent)), None)
+    return next((file for file in files if file.is_file() and bundle.is_private(file.parent)), None)
 
 
 class Mirror:

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from .. import bundle
 from ..device import processes
+from ..device.pipes import last_line
 from ..errors import EnvironmentLacks, UsageError
 from . import connection, hand_over, mirrors
 from .connection import Address
@@ -69,7 +70,7 @@ def serve(address: Address, gpus: int | None, ready: Callable[[Path | None], Non
         wait_until_it_answers(process, address, log)
         ready(token)
         code = process.wait()
-        raise EnvironmentLacks(f"Ray has ended by itself, exit code {code}: {last_line(log)}")
+        raise EnvironmentLacks(f"Ray has ended by itself, exit code {code}: {said(log)}")
     finally:
         end(process)
 
@@ -127,13 +128,13 @@ def wait_until_it_answers(process: subprocess.Popen, address: Address, log) -> N
             return
         except OSError:
             time.sleep(0.2)
-    raise EnvironmentLacks(f"Ray does not start here: {last_line(log)}")
+    raise EnvironmentLacks(f"Ray does not start here: {said(log)}")
 
 
-def last_line(log) -> str:
-    """Of what Ray printed."""
+def said(log) -> str:
+    """The last line that Ray printed."""
     log.seek(0)
-    return (log.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+    return last_line(log.read())
 
 
 def end(process: subprocess.Popen) -> None:

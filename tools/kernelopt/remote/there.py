@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from .. import bundle
+from ..device.pipes import Pump
 from ..session import trees
 from ..session.trees import Changes, Tree
 from . import child, mirrors
@@ -72,7 +73,7 @@ class Run:
         for thread in self._readers:
             thread.start()
         if stdin is not None:
-            threading.Thread(target=self._feed, args=(stdin,), daemon=True).start()
+            Pump.feeding(self._process.stdin, stdin)
 
     def output(self, wait_s: float) -> tuple[list[tuple[str, bytes]], int | None]:
         """(the lines since the last call, each with "out" or "err"; the exit code once the command has ended).
@@ -126,10 +127,6 @@ class Run:
                 for own, theirs in self._spellings:
                     line = line.replace(own, theirs)
                 self._lines.put((name, line))
-
-    def _feed(self, content: bytes) -> None:
-        with contextlib.suppress(OSError), self._process.stdin as stream:
-            stream.write(content)
 
 
 def in_mirror(argument: str, named: list[str], root: str) -> str:

@@ -14,7 +14,7 @@ from ..diagnosis.diagnosis import Diagnosis
 from ..diagnosis.text import finding_lines, metric_value, origin, summary_line
 from ..errors import Refused, UsageError
 from ..hardware import wiki, wiki_cases
-from ..hardware.roofline import Utilization
+from ..hardware.roofline import LIBRARY_RATE, Utilization
 from ..hardware.work import Work
 from ..measure import oracle
 from ..profilers import metrics
@@ -51,8 +51,9 @@ round."""
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a brief; only the diagnosis is required.
+    """The parts of a brief.
 
+    diagnosis: of the profile; `compose` and the sections on the profile need it, those on task and history do not.
     origin: where the profile comes from (text.origin). kernel: its source. task: the workspace's Task block. specs:
     hardware values as the wiki cites them (Row.citation). utilization: of the profiled call. clock: of its time,
     "measured" or "profiled". cases: lines on rounds of other kernels that are near to this profile. exploration: the
@@ -61,7 +62,7 @@ class Parts:
     versions that are not named.
     """
 
-    diagnosis: Diagnosis
+    diagnosis: Diagnosis | None = None
     origin: str | None = None
     kernel: str | None = None
     task: Task | None = None
@@ -162,7 +163,7 @@ def compose(parts: Parts, answer: str | None = None) -> Prompts:
     Refused when no metric was collected. UsageError when the metric schema lacks one: the brief would leave it out
     silently.
     """
-    values = parts.diagnosis.metrics
+    values = parts.diagnosis.metrics if parts.diagnosis else {}
     if unknown := sorted(set(values) - {metric.key for metric in metrics.schema_of(values)}):
         raise UsageError(
             f"the profile holds metrics that the metric schema does not: {', '.join(unknown)}; profile again"
@@ -206,7 +207,7 @@ def floor_words(used: Utilization) -> str:
     """How far the kernel is from its floor, or from a library's rate where no floor was measured."""
     share, time_us = figure(used.floor_share_pct), figure(used.floor_us)
     if used.library_rate:
-        return f"at a library's rate {time_us} us: {share} % of that speed, which is no floor and bounds no gain"
+        return f"at {LIBRARY_RATE} and bounds no gain: {time_us} us, {share} % of that speed"
     return f"floor {time_us} us: {share} % of the floor's speed (100 is the floor itself)"
 
 
@@ -288,7 +289,7 @@ def compiled_section(parts: Parts) -> str:
 
 
 def candidate_line(row: ExploredKernel, against: str | None) -> str:
-    """ "tile[BM=64]: 182.1 us, 1.042x against best (v2), 168 registers, 0 bytes spilled, slower for certain" """
+    """ "tile[BM=64]: 182.1 us, 1.042x against best (v2), 168 registers, 0 bytes spilled, dropped as slower" """
     if row.median_us is None:
         return f"{row.name}: right, not timed"
     said = [

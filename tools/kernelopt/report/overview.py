@@ -72,7 +72,7 @@ def goal(target: Target) -> str:
 
 
 def basis(target: Target) -> str:
-    """ "90 % of measured_bf16_matmul, a library's rate, not a floor" """
+    """ "90 % of measured_bf16_matmul, a library's rate, which is no floor" """
     share_pct = TARGET_SHARE_PCT if target.share_pct is None else target.share_pct
     parts = (f"{share_pct:g} % of {target.basis.split(':')[0]}", stop_conditions.basis_note(target))
     return ", ".join(filter(None, parts))
@@ -90,14 +90,8 @@ def reached_line(session: Session) -> str:
         count = len(speedup.ratios)
         how = "measured in pairs" if count == 1 else f"the product of {count} paired steps"
         gained = f"{speedup.point:.3f}x as fast as v0 ({how})"
-    share = f"{share_name(session)} {phrases.share_of_floor(best)}"
+    share = f"{phrases.share_name(session)}: {phrases.share_of_floor(best)}"
     return f"{best.version}, median {phrases.latency(best)}; {share}; {gained}."
-
-
-def share_name(session: Session) -> str:
-    """What the recorded share is of: the floor, or a library's rate where no floor was measured."""
-    name = phrases.share_name(session)
-    return f"{name}," if phrases.by_library_rate(session) else name
 
 
 def steps_line(session: Session) -> str:

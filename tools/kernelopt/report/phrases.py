@@ -68,7 +68,7 @@ def by_library_rate(session: Session) -> bool:
 
 def share_name(session: Session) -> str:
     """What the recorded share is of: the floor, or a library's rate where no floor was measured."""
-    return "share of a library's rate, which is no floor" if by_library_rate(session) else "share of the floor"
+    return f"share of {roofline.floor_name(by_library_rate(session))}"
 
 
 def share_of_floor(record: Record) -> str:

@@ -89,7 +89,6 @@ class Bandwidth:
             "torch": self.torch,
             "triton": self.triton,
             "gpu_state": self.gpu_state and self.gpu_state.to_json(),
-            "states": {},
         }
 
 
@@ -142,7 +141,6 @@ class Ceiling:
             "rates": rates,
             "best": best,
             "gpu_state": self.gpu_state and self.gpu_state.to_json(),
-            "states": {},
         }
 
 

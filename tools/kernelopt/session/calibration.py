@@ -1,32 +1,31 @@
 """The calibration page: the properties and measured rates of one card, in the format of the wiki. All functions are
 pure.
 
-platforms.read parses the page. The last line is a digest of the text above it, so an edited page is refused.
+platforms.sealed ends the page with a digest of its text, so an edited page is refused; platforms.read parses it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..hardware import wiki
+from ..hardware import wiki, wiki_rows
 from ..hardware.card import Card, MaxClocks
 from ..hardware.wiki import Page
 from ..hardware.work import rate_unit
-from . import platforms
 from .benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, State
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8")
 TENSOR_TYPE_NEEDED = ("tf32", "fp8")  # without such cores torch uses another dtype or refuses
 PATTERNS = ("copy", "read", "write")
-QUERIED = {  # metric of gpu.query -> unit
-    "compute_capability": "-",
-    "sm_count": "SM",
-    "memory_capacity": "GB",
-    "memory_clock": "MHz",
-    "memory_bus_width": "bit",
-    "l2_capacity": "MB",
-    "boost_clock": "MHz",
-    "tdp": "W",
-}
+QUERIED = (  # metrics of gpu.query
+    "compute_capability",
+    "sm_count",
+    "memory_capacity",
+    "memory_clock",
+    "memory_bus_width",
+    "l2_capacity",
+    "boost_clock",
+    "tdp",
+)
 NOT_QUERIED = (
     "memory_bandwidth",
     "peak_fp64",
@@ -60,11 +59,6 @@ def lacks(dtype: str, limits: Page | None) -> str | None:
     if dtype not in TENSOR_TYPE_NEEDED or types is None or dtype.upper() in types.text.split("/"):
         return None
     return f"not supported: {types.citation}"
-
-
-def text(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
-    """Return the whole page, sealed. Its arguments are those of `body`."""
-    return platforms.sealed(body(measured, page, limits, date, command))
 
 
 def body(measured: Measured, page: Page | None, limits: Page | None, date: str, command: str) -> str:
@@ -112,29 +106,24 @@ def device_rows(measured: Measured, limits: Page | None, page: Page | None) -> l
     are filled. Without a page, unknown values get a row too."""
     values = {**measured.bandwidth.card, **measured.properties}
     known = {
-        name: row(name, figure(values[name]), unit, "device query") for name, unit in QUERIED.items() if name in values
+        name: row(name, figure(values[name]), wiki_rows.unit_of(name), "device query")
+        for name in QUERIED
+        if name in values
     }
     known |= derived_rows(values, limits)
     if page:
         return [text for name, text in known.items() if name in QUERIED and page.known(name) is None]
-    names = dict.fromkeys([*QUERIED, *NOT_QUERIED])
-    units = {**QUERIED, "memory_bandwidth": "GB/s", "peak_int8_tensor": "TOPS"}
-    return [known.get(name) or row(name, "UNKNOWN", units.get(name, "TFLOPS"), "") for name in names]
+    return [known.get(name) or row(name, "UNKNOWN", wiki_rows.unit_of(name), "") for name in (*QUERIED, *NOT_QUERIED)]
 
 
 def derived_rows(values: dict[str, float | str], limits: Page | None) -> dict[str, str]:
     """Return the bandwidth of the bus, and the peak of the fp32 lanes at the highest clock."""
-    derived = {}
-    if "memory_clock" in values and "memory_bus_width" in values:
-        rate = values["memory_clock"] * 2 * values["memory_bus_width"] / 8 / 1000
-        note = "memory_clock x 2 x memory_bus_width"
-        derived["memory_bandwidth"] = row("memory_bandwidth", figure(rate), "GB/s", "device query, derived", note)
     lanes = limits.known("fp32_lanes_per_sm") if limits else None
-    if lanes and "sm_count" in values and "boost_clock" in values:
-        peak = values["sm_count"] * lanes.value * 2 * values["boost_clock"] / 1e6
-        note = "sm_count x fp32_lanes_per_sm x 2 x boost_clock"
-        derived["peak_fp32"] = row("peak_fp32", figure(peak), "TFLOPS", "device query, derived", note)
-    return derived
+    derived = wiki_rows.derived({**values, "fp32_lanes_per_sm": lanes.value} if lanes else values)
+    return {
+        name: row(name, figure(value), wiki_rows.unit_of(name), "device query, derived", formula)
+        for name, (value, formula) in derived.items()
+    }
 
 
 def bandwidth_rows(measured: Measured) -> list[str]:

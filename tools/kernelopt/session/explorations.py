@@ -74,7 +74,7 @@ class ExploredKernel:
         return cls(
             name=row["name"],
             is_opponent=bool(row["opponent"]),
-            is_probe=bool(row.get("probe")),  # since 2026-11-26
+            is_probe=bool(row.get("probe")),  # absent in archived explorations
             status=row["status"],
             median_us=number(time.get("median")),
             p20_us=number(time.get("p20")),

@@ -26,7 +26,7 @@ class PreviousComparison:
 @dataclass(frozen=True)
 class Performance:
     """The measured values; each name ends with its unit. The rates, the median latency_us and comparison_with_previous
-    belong to `workload`. comparison_by_workload: of all workloads; None in records from before 2026-11-23."""
+    belong to `workload`. comparison_by_workload: of all workloads; absent in archived records, and then None."""
 
     workload: str | None
     latency_us: float | None

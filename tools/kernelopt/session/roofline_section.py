@@ -47,7 +47,7 @@ def line(name: str, work: Work, roof: roofline.Roof) -> str:
     if bound.bound == "memory" and roofline.fits_in_cache(work.bytes_min, roof):
         text += (
             "; its bytes fit in the L2, so launch and ramp-up weigh, and the bandwidth of large buffers is out of "
-            "reach; a target that can be met: measure_ceiling.py --workspace W --set-target"
+            "reach; a target that can be met: measure_ceiling.py --workspace W --set-targets"
         )
     return text
 
@@ -58,7 +58,7 @@ def floor_words(bound: roofline.Bound, roof: roofline.Roof, work: Work) -> str:
         sustained = roofline.sustained_us(work.flops, bound, roof)
         other = f"{sustained:.2f} us at {roof.sustained_compute.metric}" if sustained else None
         return (
-            f"{bound.floor_us:.2f} us at {roof.compute.metric}, a library's rate and no floor "
+            f"{bound.floor_us:.2f} us at {roof.compute.metric}, {roofline.LIBRARY_RATE} "
             f"({other or 'measure_ceiling.py measures it'})"
         )
     return f"floor {bound.floor_us:.2f} us"

@@ -66,7 +66,7 @@ def basis_note(target: Target) -> str:
     """Return the note for a target that rests only on documents, on a library's rate, or on what other cards sustain.
     Other targets have none."""
     if is_library_rate(target):
-        return "a library's rate, not a floor"
+        return roofline.LIBRARY_RATE
     if is_of_other_cards(target):
         return "of other cards of that name"
     return "documented, may be out of reach" if is_documented(target) else ""
@@ -101,9 +101,7 @@ def off_basis(target: Target) -> str | None:
         return None
     message = f"{target.metric} {target.target} is not {share:g} % of its basis {cited[1]} {cited[2]}"
     of_problem = "ceiling of this problem" in target.basis
-    return (
-        f"{message}; run: {'measure_ceiling.py --set-target' if of_problem else 'compute_utilization.py --set-targets'}"
-    )
+    return f"{message}; run: {'measure_ceiling.py' if of_problem else 'compute_utilization.py'} --set-targets"
 
 
 def achieved_value(target: Target, record: Record | None) -> float | None:

@@ -1,11 +1,16 @@
-"""The Stop Conditions that Step 0 sets. Each one is a share of the attainable rate of a workload."""
+"""The Stop Conditions that Step 0 sets, each a share of the attainable rate of a workload, and how they are written."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ..hardware import roofline
 from ..hardware.roofline import TARGET_SHARE_PCT, Roof
 from ..hardware.work import Work
+from . import stop_conditions
 from .task import Target
+from .workspace import Workspace
+
+RATES = ("tflops", "bandwidth_gbps")  # metrics of the resources, one of which bounds a workload
 
 
 def of_roof(workload: str, work: Work, roof: Roof, share_pct: float = TARGET_SHARE_PCT) -> Target:
@@ -38,3 +43,16 @@ def of_ceiling(ceiling_gbps: float, device: str, share_pct: float = TARGET_SHARE
 def significant(value: float) -> float:
     """The value to four significant digits: a small problem moves fewer bytes than 1 GB/s."""
     return float(f"{value:.4g}")
+
+
+def set_target(workspace: Workspace, target: Target, sections: Mapping[str, str] | None = None) -> tuple[Target, ...]:
+    """Write the target of what bounds its workload into the README, with other sections; return all targets.
+
+    It replaces every rate of that workload: a rate of the other resource is stale, and no version might reach it. A
+    latency and the targets of other workloads stay, as a person gave them."""
+    task = workspace.task()
+    others = [old for old in task.targets if old.workload != target.workload or old.metric not in RATES]
+    targets = (target, *others)
+    stop_lines = "\n".join(map(stop_conditions.stop_line, targets))
+    workspace.update_readme(replace(task, targets=targets), {**(sections or {}), "Stop Conditions": stop_lines})
+    return targets

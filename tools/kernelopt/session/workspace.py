@@ -185,7 +185,10 @@ class Workspace:
         """Return the bytes of a tracked file at a revision."""
         done = run_git(self.root, "show", f"{revision}:{name}")
         if done.returncode:
-            raise UsageError(f"{revision}:{name} is not in the history of {self.root}")
+            raise UsageError(
+                f"{revision}:{name} is not in the history of {self.root}; this lists what is: git -C {self.root} log "
+                f"--oneline -- {name}"
+            )
         return done.stdout
 
     def extract(self, revision: str, folder: Path) -> Path:
@@ -207,7 +210,9 @@ def parse_task(readme: bytes, name: str) -> Task:
     except UnicodeDecodeError:
         raise UsageError(f"{name} is not UTF-8 text") from None
     if match is None:
-        raise UsageError(f"{name} has no json block under '## Task'")
+        raise UsageError(
+            f"{name} has no json block under '## Task'; take it back from an earlier commit: git log -p -- README.md"
+        )
     try:
         block = bundle.loads(match[1])
     except ValueError as error:

@@ -27,6 +27,7 @@ MOST_CALLS = {"cuda": 20_000, "cpu": 400}
 INTERPRETED_S = 60  # after which the CPU interpreter, which takes 10 ms a program, draws no more
 SIGMAS = 4  # of the noise of a right kernel's distance
 SIGMAS_OF_MANY = 6  # the same where each of many rows is tested
+EXPONENT = SIGMAS_OF_MANY**2 / 2  # exp(-EXPONENT) bounds how often a normal count is SIGMAS_OF_MANY above its mean
 RARE = 1e-3  # equal draws of two seeds are no chance where so few are expected
 BETWEEN_SEEDS, MOST_SEED = 1_000_003, 2**31 - 1  # of the seeds of one call
 SUM_TOLERANCE = 1e-2  # of probabilities of a row, in the task's dtype
@@ -90,7 +91,10 @@ def calls_to_see_a_constant(expected: torch.Tensor, tvd: float) -> int:
     `drawn_too_often` allows; 1 where `tvd` allows it."""
     share = float(expected.max())
     off = 1 - share - tvd
-    return 1 if off <= 0 else math.ceil(24 / off + 144 * share * (1 - share) / off**2)
+    if off <= 0:
+        return 1
+    # excess_of is at most 2/3 EXPONENT + sqrt(2 EXPONENT variance): twice each term alone, solved for the calls.
+    return math.ceil(4 / 3 * EXPONENT / off + 8 * EXPONENT * share * (1 - share) / off**2)
 
 
 def in_time(seeds: Iterable[int], device: str, clock: Callable[[], float] = time.monotonic) -> Iterator[int]:
@@ -273,8 +277,7 @@ def drawn_too_often(drawn: torch.Tensor, expected: torch.Tensor, sampling: Sampl
 def excess_of(variance: torch.Tensor) -> torch.Tensor:
     """How far above its mean a right kernel's count stays, by Bernstein's inequality; SIGMAS_OF_MANY where many are
     expected."""
-    exponent = SIGMAS_OF_MANY**2 / 2
-    return exponent / 3 + (exponent**2 / 9 + 2 * exponent * variance).sqrt()
+    return EXPONENT / 3 + (EXPONENT**2 / 9 + 2 * EXPONENT * variance).sqrt()
 
 
 def same_draws(drawn: torch.Tensor, rows: torch.Tensor) -> str | None:
