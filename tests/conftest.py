@@ -25,6 +25,7 @@ import pytest
 from kernelopt.compiling import compiler
 from kernelopt.device import fork_server, gpu, programs, sandbox
 from kernelopt.device.sandbox import Sandbox
+from kernelopt.disassembly import listing_files, scoreboards
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import readiness, rounds
 from kernelopt.gate.measurement import Measurement
@@ -426,6 +427,15 @@ def compiled_for_hopper(candidate: Path, *options) -> list[dict]:
     files = "--kernel", candidate, "--reference", candidate.parents[1] / "reference.py"
     (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", *options)["targets"]
     return target["kernels"]
+
+
+def early_arrivals(cubin: Path) -> list[tuple[str, str]]:
+    """(load from shared memory, arrival at an mbarrier that does not wait for it) of all kernels of a cubin."""
+    if programs.find("cuobjdump") is None:
+        pytest.skip("needs cuobjdump")
+    kernels = [kernel for one in listing_files.read(cubin) for kernel in one.kernels if one.kind == "sass"]
+    assert kernels and all(kernel.instructions[0].control is not None for kernel in kernels)
+    return [pair for kernel in kernels for pair in scoreboards.early_arrivals(kernel)]
 
 
 def machine_code(cubin: Path) -> dict[str, list[str]]:

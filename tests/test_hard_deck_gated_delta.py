@@ -14,9 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import BUNDLE, STAND_INS, compiled_for_hopper, machine_code
+from conftest import BUNDLE, STAND_INS, compiled_for_hopper, early_arrivals, machine_code
 from kernelopt.device import programs
-from scoreboards import early_arrivals
 
 torch = pytest.importorskip("torch")
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "gated_delta_rule" / "candidates" / "records.py"

@@ -9,8 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, compiled_for_hopper, machine_code
-from scoreboards import early_arrivals
+from conftest import BUNDLE, compiled_for_hopper, early_arrivals, machine_code
 
 torch = pytest.importorskip("torch")
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "kda" / "candidates" / "records.py"

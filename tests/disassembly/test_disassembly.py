@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import FIXTURES, call_tool, tool_json
 from kernelopt.device import programs
-from kernelopt.disassembly import analysis, listing_files, listings
+from kernelopt.disassembly import analysis, flow, listing_files, listings
 from kernelopt.disassembly.listings import Instruction, Kernel, Resources
 from kernelopt.errors import EnvironmentLacks, UsageError
 
@@ -306,7 +306,7 @@ def test_classes_and_widths(kind, opcode, operands, meaning, bits):
 
 def test_the_loop_of_the_tile_product_is_what_its_source_loops_over():
     kernel = kernels("tile.sass")["tile_product"]
-    hot = analysis.in_loops(kernel)
+    hot = flow.in_loops(kernel)
     inside = [kernel.instructions[index].opcode.partition(".")[0] for index in sorted(hot)]
     assert inside.count("FFMA") == 32 and inside.count("LDS") == 64 and inside.count("BAR") == 2
     assert kernel.arch == "sm_90a"  # also after the header flags of another kernel, which lack the a
@@ -331,19 +331,19 @@ def test_the_stack_counts_with_the_local_memory_beside_it():
 def test_code_without_a_loop_has_none_although_it_ends_in_a_jump_to_itself():
     kernel = kernels("strided_gather.sass")["strided_gather"]
     assert kernel.instructions[-1].opcode == "NOP" and any(i.opcode == "CALL.REL.NOINC" for i in kernel.instructions)
-    assert analysis.in_loops(kernel) == set()
+    assert flow.in_loops(kernel) == set()
 
 
 def test_a_jump_back_from_a_block_out_of_line_is_no_loop():
     """A slow path behind the end jumps back; by addresses it would be a loop over all in between."""
     lines = ["@P0 BRA 0x40", "FADD R0, R0, R1", "BRA.U !UP0, 0x10", "EXIT", "FMUL R0, R0, R0", "BRA 0x10", "BRA 0x60"]
     kernel = by_hand(*lines)
-    assert analysis.in_loops(kernel) == {1, 2}
+    assert flow.in_loops(kernel) == {1, 2}
     assert analysis.normalised(kernel)[:3] == ["    @P0 BRA L1", "L0:", "    FADD R0, R0, R1"]
 
 
 def test_a_branch_with_its_condition_among_the_operands_can_go_on():
-    assert analysis.in_loops(by_hand("FADD R0, R0, R1", "BRA.U !UP0, 0x10", "@P0 BRA 0x0", "EXIT")) == {0, 1, 2}
+    assert flow.in_loops(by_hand("FADD R0, R0, R1", "BRA.U !UP0, 0x10", "@P0 BRA 0x0", "EXIT")) == {0, 1, 2}
 
 
 # ---- PTX and AMDGCN ----
@@ -385,7 +385,7 @@ mbarrier.try_wait.parity.shared::cta.b64 P1, [%r1], 0;
     """
     (kernel,) = listings.parse_ptx(text)
     opcodes = [instruction.opcode.partition(".")[0] for instruction in kernel.instructions]
-    assert opcodes == ["mbarrier", "bra", "cp", "mma", "ret"] and analysis.in_loops(kernel) == {0, 1}
+    assert opcodes == ["mbarrier", "bra", "cp", "mma", "ret"] and flow.in_loops(kernel) == {0, 1}
     found = analysis.summary(kernel)
     assert notes(found) == {"no_wgmma"} and counts(found, "global to shared copy") == {
         ("global to shared copy", 128): (1, 0)

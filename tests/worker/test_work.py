@@ -3,7 +3,7 @@
 import pytest
 import torch
 from kernelopt.hardware.work import CountedWorkload
-from kernelopt.worker import problem, work
+from kernelopt.worker import problem, traffic, work
 
 
 def reference(tmp_path, text: str) -> problem.Reference:
@@ -102,11 +102,41 @@ def get_inputs(): return [torch.randn(8)]
     assert work.estimate(reference(tmp_path, text), "default", None, "cpu").work.bytes_out == 12
 
 
-def test_least_bytes_counts_a_storage_once():
+def test_least_bytes_counts_each_byte_of_a_storage_once():
     base = torch.zeros(100)
     assert work.least_bytes([base, base, base[:10]]) == 400
-    assert work.least_bytes([base[:10].expand(5, 10)]) == 200  # what it spans, not what the view repeats beyond it
+    assert work.least_bytes([base[:10].expand(5, 10)]) == 40  # what it spans, not what the view repeats
     assert work.least_bytes([torch.zeros(1).expand(1000)]) == 4
+    assert work.least_bytes([torch.zeros(6, 0), torch.zeros(0)[None]]) == 0
+    halves = torch.zeros(512, 384).half().split([128, 128, 128], -1)
+    assert work.least_bytes(halves) == 512 * 384 * 2 == work.least_bytes([half.clone() for half in halves])
+
+
+OVERLAPS = {  # views of `base`, (12, 10) in fp32 -> elements that at least one of them covers
+    "rows that overlap": (lambda base: [base[0:6], base[4:9]], 90),
+    "columns that overlap": (lambda base: [base[:, 0:4], base[:, 3:6]], 72),
+    "rows and columns": (lambda base: [base[2], base[:, 3]], 21),
+    "the same transposed": (lambda base: [base[:, 2:5], base.t()[2:5]], 36),
+    "every second and every third": (lambda base: [base.view(-1)[::2], base.view(-1)[::3]], 80),
+    "windows of one view": (lambda base: [base.view(-1).unfold(0, 4, 2)], 120),
+    "windows with gaps": (lambda base: [base.view(-1).unfold(0, 3, 5)], 72),
+    "an expanded row beside its own": (lambda base: [base[3].expand(7, 10), base[3], base[4, :5]], 15),
+    "halves of the elements": (lambda base: [base.view(torch.half)[:, :7], base[:, :3]], 12 * 3.5),
+}
+
+
+@pytest.mark.parametrize(("views", "elements"), OVERLAPS.values(), ids=OVERLAPS)
+def test_least_bytes_counts_overlapping_views_once(views, elements):
+    assert work.least_bytes(views(torch.zeros(12, 10))) == 4 * elements
+    assert work.least_bytes(views(torch.zeros(12, 10, device="meta"))) == 4 * elements
+
+
+def test_least_bytes_of_views_too_large_to_be_mapped_are_those_of_the_largest(monkeypatch):
+    base = torch.zeros(100, 10, device="meta")
+    monkeypatch.setattr(traffic, "MOST_CELLS", 100)
+    assert work.least_bytes([base[:, :5], base[:, 5:]]) == 4000  # in cells of half a row
+    assert work.least_bytes([base[:, :6], base[:, 3:]]) == 100 * 7 * 4
+    assert work.least_bytes([base.view(-1).unfold(0, 11, 3)]) <= 4000  # of one that covers itself: never too many
 
 
 def test_work_of_a_recurrent_layer(tmp_path):

@@ -1,4 +1,5 @@
-"""The machine code of a kernel, analysed: access widths, spills, tensor instructions, loops. Pure functions."""
+"""The machine code of a kernel, analysed: access widths, spills, tensor instructions, loops, early arrivals at an
+mbarrier. Pure functions."""
 
 import difflib
 import re
@@ -6,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from . import listings
+from . import flow, listings, scoreboards
 
 RAISES = re.compile(r"USETMAXREG\.TRY_ALLOC|setmaxnreg\.inc")
 LOWERS = re.compile(r"USETMAXREG\.DEALLOC|setmaxnreg\.dec")
@@ -44,50 +45,6 @@ def bits_of(kind: str, instruction: listings.Instruction) -> int | None:
     return pair * int(narrow[1] or (16 if narrow[2] else 8)) if narrow else None
 
 
-# ---- Loops ----
-
-
-def in_loops(kernel: listings.Kernel) -> set[int]:
-    """Indices of the instructions that lie on a cycle of the control flow.
-
-    A range of addresses would not do: blocks that stand out of line jump back without a loop. An instruction that jumps
-    to itself is padding after the end, no loop.
-    """
-    following = [successors(kernel, index) for index in range(len(kernel.instructions))]
-    preceding: list[list[int]] = [[] for _ in following]
-    for index, targets in enumerate(following):
-        for target in targets:
-            preceding[target].append(index)
-    looped: set[int] = set()
-    for index, targets in enumerate(following):
-        for target in targets:
-            if target < index:
-                looped |= reach(following, target) & reach(preceding, index)
-    return looped
-
-
-def successors(kernel: listings.Kernel, index: int) -> list[int]:
-    """Where control can go after instruction `index`. Calls and indirect branches (BRX) count as straight code."""
-    instruction = kernel.instructions[index]
-    names = listings.PLACE.findall(instruction.operands) if listings.JUMP.match(instruction.opcode) else []
-    targets = [kernel.labels[name] for name in names if name in kernel.labels]
-    # "BRA.U UP0, 0x190" has its condition among the operands
-    conditional = instruction.predicate or (targets and "," in instruction.operands)
-    if conditional or not listings.STOP.match(instruction.opcode):
-        targets.append(index + 1)
-    return [target for target in targets if target < len(kernel.instructions)]
-
-
-def reach(edges: list[list[int]], start: int) -> set[int]:
-    """`start` and all that can be reached from it."""
-    seen, waiting = {start}, [start]
-    while waiting:
-        new = set(edges[waiting.pop()]) - seen
-        seen |= new
-        waiting.extend(new)
-    return seen
-
-
 # ---- The contents of one kernel ----
 
 
@@ -119,7 +76,8 @@ class Remark:
 class Summary:
     """The contents of a kernel. instructions, in_loops: counts without padding (NOP). local_memory: the result of
     `local_memory`. raised, lowered: registers of a thread that its warpgroups ask for, and keep (setmaxnreg).
-    most_threads: of a block, by its launch bounds."""
+    most_threads: of a block, by its launch bounds. early: pairs of a load from shared memory and an arrival at an
+    mbarrier that does not wait for it, as text."""
 
     kernel: str
     kind: str
@@ -132,6 +90,7 @@ class Summary:
     raised: tuple[int, ...] = ()
     lowered: tuple[int, ...] = ()
     most_threads: int | None = None
+    early: tuple[tuple[str, str], ...] = ()
 
     def remarks(self) -> list[Remark]:
         """What stands out in the kernel."""
@@ -154,7 +113,7 @@ class Summary:
 
 def summary(kernel: listings.Kernel) -> Summary:
     """The summary of a kernel. Its opcodes are sorted by class."""
-    hot = in_loops(kernel)
+    hot = flow.in_loops(kernel)
     counts, looped = Counter(), Counter()
     for index, instruction in enumerate(kernel.instructions):
         meaning = meaning_of(kernel.kind, instruction)
@@ -174,6 +133,7 @@ def summary(kernel: listings.Kernel) -> Summary:
         raised=limits_set_by(RAISES, kernel),
         lowered=limits_set_by(LOWERS, kernel),
         most_threads=kernel.most_threads,
+        early=tuple(scoreboards.early_arrivals(kernel)),
     )
 
 
@@ -325,6 +285,18 @@ def endless_waits(summary: Summary) -> Iterator[Remark]:
         )
 
 
+def early_arrivals(summary: Summary) -> Iterator[Remark]:
+    """An arrival says that a memory is free, and the next bulk copy fills it. The code does not show which memory."""
+    if summary.early:
+        load, arrival = summary.early[0]
+        yield Remark(
+            "early_arrival",
+            f"{len({load for load, _ in summary.early})} loads from shared memory may be under way at an arrival at an "
+            f"mbarrier ({load}; {arrival}): if it frees what they read, the next copy may overtake them, a race that a "
+            "tolerance hides; arrive behind what takes the loaded values, and compare the bits of many calls",
+        )
+
+
 def capability(arch: str | None) -> int:
     """90 of sm_90a; 0 when the target is unknown or not NVIDIA's, so that no rule on NVIDIA's generations applies."""
     number = re.match(r"sm_(\d+)", arch or "")
@@ -338,6 +310,7 @@ RULES = (
     copies_through_registers,
     atomics_in_loops,
     endless_waits,
+    early_arrivals,
 )
 
 

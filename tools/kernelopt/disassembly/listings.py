@@ -111,11 +111,16 @@ STACK_SLOT = re.compile(r"\[R1(?:\+(?P<offset>-?0x[0-9a-f]+))?\]")  # R1 is the 
 
 @dataclass(frozen=True)
 class Instruction:
-    """`predicate` is "@!P0" or empty; `operands` is the rest of the text as the listing has it."""
+    """`predicate` is "@!P0" or empty; `operands` is the rest of the text as the listing has it. control: the upper half
+    of SASS's encoding, None where the listing lacks it (nvdisasm without -hex)."""
 
     predicate: str
     opcode: str
     operands: str
+    control: int | None = None
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.predicate, self.opcode, self.operands)))
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,7 @@ class Kernel:
 # ---- Reading listings ----
 
 SASS_LINE = re.compile(r"\s+/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+)?\s*([A-Z][\w.]*)\s*([^;]*);")
+SASS_CONTROL = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/$")  # the line behind an instruction's, from 7.0 on
 SASS_KERNEL = re.compile(r"\s+Function : (\S+)|\.text\.(\S+):$")
 SASS_ARCH = re.compile(r"\s+(?:code for|\.target)\s+(sm_\w+)")
 SASS_INSTRUCTION_BYTES = 16  # from compute capability 7.0 on
@@ -193,6 +199,8 @@ def sass_of_target(text: str) -> list[Kernel]:
             if kernels:
                 kernels[-1].labels[hex(int(address, 16))] = len(kernels[-1].instructions)
                 kernels[-1].instructions.append(Instruction(predicate or "", opcode, operands.strip()))
+        elif kernels and kernels[-1].instructions and (match := SASS_CONTROL.match(line)):
+            kernels[-1].instructions[-1] = replace(kernels[-1].instructions[-1], control=int(match[1], 16))
         elif match := SASS_KERNEL.match(line):
             name = match[1] or match[2]
             kernels.append(Kernel(name, "sass", arch, resources.get(name, Resources())))

@@ -1,15 +1,15 @@
-"""tests/scoreboards.py on small listings."""
+"""Which arrivals at an mbarrier pass a load from shared memory, in small listings."""
 
 import pytest
-from scoreboards import instructions, pairs_of
+from kernelopt.disassembly import analysis, listings, scoreboards
 
 NONE = 7
 
 
 def listing(*lines: tuple[str, int, int] | str) -> str:
-    """Instructions (text, the scoreboard that they set, mask of those that they wait for) and labels, as nvdisasm -hex
+    """Instructions (text, the scoreboard that they set, mask of those that they wait for) and labels, as cuobjdump -sass
     prints them."""
-    text, place = "", 0
+    text, place = "\tcode for sm_90a\n\t\tFunction : walk\n", 0
     for line in lines:
         if isinstance(line, str):
             text += f"{line}:\n"
@@ -33,11 +33,20 @@ LISTINGS = {
     "on one of two ways": ((LOAD, ("@P0 BRA `(.L_x_2)", NONE, 0), WAIT, ".L_x_2", ARRIVAL, END), 1),
     "jumped over": ((LOAD, ("BRA `(.L_x_3)", NONE, 0), ARRIVAL, ".L_x_3", WAIT, END), 0),
     "another kernel's way out": ((LOAD, END, ARRIVAL, END), 0),
+    "an arrival that counts bytes to come": ((LOAD, ("SYNCS.ARRIVE.TRANS64 RZ, [UR6+0x20], R3", NONE, 0), END), 0),
     "a store": ((("STSM.16.M88.4 [R9], R56", NONE, 0), ARRIVAL, END), 0),
 }
 
 
 @pytest.mark.parametrize(("lines", "early"), LISTINGS.values(), ids=LISTINGS)
 def test_an_arrival_is_early_where_a_way_leads_to_it_without_a_wait_for_the_load(lines, early):
-    pairs = list(pairs_of(instructions(listing(*lines))))
-    assert pairs == [(LOAD[0], ARRIVAL[0])] * early
+    (kernel,) = listings.parse_sass(listing(*lines))
+    assert list(scoreboards.early_arrivals(kernel)) == [(LOAD[0], ARRIVAL[0])] * early
+    remarks = [remark.message for remark in analysis.summary(kernel).remarks() if remark.id == "early_arrival"]
+    assert len(remarks) == early and all(f"({LOAD[0]}; {ARRIVAL[0]})" in one for one in remarks)
+
+
+def test_a_listing_without_encodings_says_nothing():
+    text = "\n".join(line for line in listing(LOAD, ARRIVAL, END).splitlines() if not line.startswith("   /* 0x"))
+    (kernel,) = listings.parse_sass(text)
+    assert len(kernel.instructions) == 3 and list(scoreboards.early_arrivals(kernel)) == []
