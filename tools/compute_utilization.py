@@ -125,8 +125,16 @@ def set_targets(workspace: Workspace, args) -> int:
             "compute_utilization.py: the target rests on documented peaks and may be out of reach; first measure this "
             f"card (about a minute): calibrate_gpu.py --workspace {workspace.root}"
         )
+    if target.metric == "bandwidth_gbps" and roofline.fits_in_cache(task.work["default"].bytes_min, roofs["default"]):
+        cli.say(
+            "compute_utilization.py: the bytes fit in the L2, so the target may be out of reach; one that can be met: "
+            f"python tools/measure_ceiling.py --workspace {workspace.root} --set-targets"
+        )
     result = {"targets": [each.to_json() for each in targets], "citations": roofline_section.citations(roofs)}
-    cli.emit(result, args.json, [sections["Roofline"], *map(stop_conditions.stop_line, targets)])
+    lines = [sections["Roofline"], *map(stop_conditions.stop_line, targets)]
+    if without := [name for name in task.work if name not in {each.workload for each in targets}]:
+        lines.append(f"{', '.join(without)}: no target; the Stop Conditions are of the default workload")
+    cli.emit(result, args.json, lines)
     return 0
 
 

@@ -6,13 +6,14 @@ a SPACE: a module-level list of dicts, or a dict of lists (their product); its n
 Each is checked on the task's inputs (one or two seeds), unless its PROBE is true; right ones and probes are timed.
 With --device cpu-interpreter nothing is timed; --card compiles for a card that is not here: registers, spills, errors.
 The gate decides: `--keep NAME` or `--keep-leader` writes a candidate to kernel.py; `--gate vN` judges the leader too.
-With --workspace the table goes to explore/eN.json. Exit 1: none is right, or the gate rejects; 4: a signal ended it."""
+With --workspace the table goes to explore/eN.json. Exit 1: none is right, or the gate rejects; 4: it was cut short."""
 
 import contextlib
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -20,8 +21,8 @@ from kernelopt import cli
 from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.device.stop_signal import Stop
-from kernelopt.errors import Refused, Stopped, UsageError
-from kernelopt.explore import candidates, hints, opponents, run, store, table
+from kernelopt.errors import Refused, Stopped, TimedOut, UsageError
+from kernelopt.explore import candidates, headers, hints, opponents, run, store, table
 from kernelopt.explore.candidates import Candidate
 from kernelopt.gate import readiness, rounds
 from kernelopt.gate.readiness import RoundStart
@@ -33,7 +34,7 @@ from kernelopt.session.task import Task
 from kernelopt.session.workspace import Workspace
 from kernelopt.statuses import Speed, Status
 
-WITHOUT_HEADERS = "gpu-wiki/docs/practice/fast-builds.md"
+BUDGET_S = 90
 MOST_JUDGED = 3  # leaders, until the gate accepts one as v0
 
 
@@ -156,10 +157,14 @@ def kept_and_judged(
 
 
 def exit_code(result: dict) -> int:
-    """Of an exploration that nothing follows."""
+    """Of an exploration that nothing follows. Where none is right, and time was over before one could start, nobody
+    knows whether that one is."""
     if result["stopped_after_s"] is not None:
         return Stopped.exit_code
-    return 0 if any(is_usable(row) for row in result["rows"] if not row["opponent"]) else 1
+    tried = [row for row in result["rows"] if not row["opponent"]]
+    if any(map(is_usable, tried)):
+        return 0
+    return 1 if all(row["started"] for row in tried) else TimedOut.exit_code
 
 
 def is_usable(row: dict) -> bool:
@@ -188,20 +193,25 @@ def plan_of(
 ) -> run.Plan:
     """The exploration's plan. device: the name of the GPU, or of what stands in for it."""
     cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {device}")
-    if slow := sum(candidates.compiles_torch(entry.source) for entry in entries):
-        cost = "about 45 s of processor time each"
-        cli.say(f"{slow} of {len(entries)} compile torch's headers, {cost}; to leave them out: {WITHOUT_HEADERS}")
-    return run.Plan(
+    budget_s, on_gpu = args.budget_seconds or BUDGET_S, args.device == "cuda"
+    plan = run.Plan(
         subject,
         entries,
         others,
         against=next(iter(others), None),
         workload=args.workload,
-        budget_s=args.budget_seconds,
-        candidate_s=args.candidate_seconds or run.seconds_each(args.budget_seconds, args.device),
+        budget_s=budget_s,
+        candidate_s=args.candidate_seconds or run.seconds_each(budget_s, args.device),
         product=platforms.page_of(device, subject.workspace),
         compile_for=compile_for,
     )
+    if not (on_gpu or args.budget_seconds):
+        plan = headers.with_time(plan)
+    if not args.candidate_seconds:
+        plan = replace(plan, headers_s=headers.seconds_each(plan.budget_s))
+    if warning := headers.warning(plan, on_gpu, budget_s):
+        cli.say(warning)
+    return plan
 
 
 def target_of(args, kernel: KernelUnderTest) -> Target | None:
@@ -240,13 +250,16 @@ def arguments():
         "--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics for the best N, 6 to 9 s each"
     )
     parser.add_argument(
-        "--budget-seconds", type=cli.positive_float, default=90, metavar="S", help="for all (default 90)"
+        "--budget-seconds",
+        type=cli.positive_float,
+        metavar="S",
+        help=f"for all (default {BUDGET_S}; CPU: more for torch's headers)",
     )
     parser.add_argument(
         "--candidate-seconds",
         type=cli.positive_float,
         metavar="S",
-        help="for one candidate (default: the budget; CPU: a third)",
+        help="for one (default: the budget; CPU: 1/3; headers: 135)",
     )
     parser.add_argument(
         "--card",

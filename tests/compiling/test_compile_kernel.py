@@ -229,7 +229,7 @@ def test_the_default_target_is_the_workspaces_platform_or_the_gpu_that_is_here(s
 )
 def test_a_compiler_that_dies_is_named(log, message):
     died = standing.Ended(SimpleNamespace(timed_out=False, signal="SIGABRT", log_tail=log))
-    assert compiler.fault_of(died, 1.0).message == f"the compiler {message}"
+    assert compiler.fault_of(died, 1.0, "").message == f"the compiler {message}"
 
 
 def test_targets_that_documents_name_are_known():

@@ -83,7 +83,7 @@ def test_on_a_node_nobody_is_sent_to_a_node(cards, monkeypatch):
     with pytest.raises(EnvironmentLacks, match="on a machine with one, or on a GPU node by --on"):
         gpu.identify()
     monkeypatch.setenv(bundle.MIRROR, "/mirror")
-    with pytest.raises(EnvironmentLacks, match="on a machine with one; without one, verify_kernel"):
+    with pytest.raises(EnvironmentLacks, match=r"on a machine with one; without one, compile_kernel\.py compiles"):
         gpu.identify()
 
 

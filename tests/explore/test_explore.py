@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import runpy
 import signal
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from kernelopt.device.outcomes import Fault
 from kernelopt.device.sandbox import Outcome
 from kernelopt.device.spent import Spent
 from kernelopt.errors import Refused, Stopped, UsageError
-from kernelopt.explore import candidates, entrants, halving, opponents, run, store, table
+from kernelopt.explore import candidates, entrants, halving, headers, opponents, run, store, table
 from kernelopt.explore.race import Race, time_of_turn
 from kernelopt.hardware import targets
 from kernelopt.measure import cases
@@ -942,7 +943,7 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     began = time.monotonic() - 40  # of 60 s
     known = targets.of_architecture("sm_90", [], {})
     of_plan = [SimpleNamespace(name=name, source="# cpp_extension") for name in ("cuda", "right")]
-    plan = SimpleNamespace(budget_s=60, candidate_s=30, compile_for=known, candidates=of_plan)
+    plan = SimpleNamespace(budget_s=60, candidate_s=30, headers_s=0, compile_for=known, candidates=of_plan)
     started = []
 
     def start_all(_, of_them, until, __):
@@ -958,7 +959,8 @@ def test_without_a_gpu_checks_and_compilation_share_the_budget(folder, monkeypat
     monkeypatch.setattr(run.cases, "slow_in_interpreter", lambda inputs: None)
     run.check_and_compile(plan, None, starter, all_of_them, began, lambda text: None)
     *first, checked, last, last_of_all = asked
-    assert sorted(first) == [("cuda", began + 30), ("right", began + 30)]  # a file that only names it is checked too
+    assert sorted(name for name, _ in first) == ["cuda", "right"]  # a file that only names it is checked too
+    assert all(until == pytest.approx(began + 50, abs=1) for _, until in first)  # inputs may take half of the budget
     assert checked == pytest.approx(began + 50, abs=1) and started == ["hangs", "right"]
     assert (last, last_of_all) == (("right", began + 60), ("hangs", began + 60))
     assert all_of_them[2].status == Status.NO_GPU  # it is not called: six of twelve were not compiled for want of time
@@ -978,6 +980,127 @@ def test_in_the_interpreter_one_candidate_gets_a_third_of_the_budget(folder, mon
     for given in ((), ("--candidate-seconds", 7)):
         run_here("explore_kernels.py", folder / "c/k.py", *options, *given)
     assert planned == [20, 7] and run.seconds_each(60, "cuda") == 60
+
+
+HEADERS = source() + "\n# load_inline('k', '', CUDA, functions=['f'])  cpp_extension\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "limits", "said"),
+    [
+        ((), (405, 30, 135), "; all have 405 s, --budget-seconds changes that"),
+        (("--budget-seconds", 402), (402, 134, 135), None),
+        (("--budget-seconds", 90), (90, 30, 90), "the budget of 90 s may be over before all 5 are compiled: pass"),
+        (("--budget-seconds", 30), (30, 10, 30), "leaves 30 s for them, which is less than one takes: pass"),
+        (("--budget-seconds", 400, "--candidate-seconds", 40), (400, 40, 0), "seconds 40 is less than one takes"),
+    ],
+)
+def test_what_compiles_torchs_headers_has_the_time_that_this_takes(
+    folder, monkeypatch, run_here, options, limits, said
+):
+    """Each was cut at a third of the budget, 30 s, after the tool had said that it takes 45."""
+    planned = []
+
+    def explore(plan, *_):
+        planned.append((plan.budget_s, plan.candidate_s, plan.headers_s))
+        raise Refused("enough")
+
+    monkeypatch.setattr(run, "explore", explore)
+    monkeypatch.setattr(headers.os, "cpu_count", lambda: 2)
+    for number in range(5):
+        (folder / f"c/k{number}.py").write_text(HEADERS)
+    where = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
+    done = run_here("explore_kernels.py", folder / "c", *where, *options)
+    assert planned == [limits]
+    assert "about 45 s of processor time each" in done.stderr and ("270" in done.stderr) == ("pass" in str(said))
+    assert (said in done.stderr) if said else ("seconds" not in done.stderr)
+
+
+def compiled_alone(folder, monkeypatch, answers: dict[str, Compiled], left_s: float) -> tuple[list, dict]:
+    """(the entrants, what the compiler was asked for) of an exploration of CUDA C++, with so much left of the budget.
+    answers: of the compiler, by name."""
+    asked = []
+
+    class Compiler(contextlib.nullcontext):
+        def compile(self, file, task, target, limits):
+            asked.append((file.stem, limits))
+            return answers[file.stem]
+
+    known = targets.of_architecture("sm_90", [], {})
+    entries = [candidates.Candidate(name, {}, HEADERS) for name in answers]
+    plan = run.Plan(None, entries, {}, None, budget_s=90, candidate_s=5, headers_s=50, compile_for=known)
+    monkeypatch.setattr(run.compiler, "Compiler", lambda sandbox: Compiler(Compiler()))
+    monkeypatch.setattr(run.compiler, "case_without_values", lambda *_: {})
+    sandbox = SimpleNamespace(stop=stop_signal.Stop(), gpu=None)
+    all_of_them = [entrants.Entrant(name, folder / f"{name}.py") for name in answers]
+    run.compiled_alone(plan, sandbox, all_of_them, time.monotonic() - 90 + left_s, lambda text: None)
+    return all_of_them, dict(asked)
+
+
+def test_cuda_that_was_compiled_or_late_or_never_started_is_told_apart(folder, monkeypatch):
+    """All three were NO_GPU: 'CUDA C++ runs on a GPU alone: it was not checked'."""
+    known = targets.of_architecture("sm_90", [], {})
+    late = Compiled(
+        known, Status.TIMEOUT, "it was not compiled in 50 s; a larger --candidate-seconds gives it more time"
+    )
+    died = Compiled(known, Status.RUNTIME_ERROR, "the process ended early")
+    answers = {"done": Compiled(known, Status.OK, None, cuda=True), "late": late, "died": died}
+    all_of_them, asked = compiled_alone(folder, monkeypatch, answers, 90)
+    rows = {one.name: one for one in all_of_them}
+    assert rows["done"].status == Status.NO_GPU and rows["done"].error.endswith("here, not run")
+    assert (rows["late"].status, rows["late"].error, rows["late"].started) == (Status.TIMEOUT, late.error, True)
+    assert rows["died"].status == Status.NO_GPU
+    assert rows["died"].error.endswith("it was not checked; not compiled: the process ended early")
+    assert 49 < asked["late"].left_s <= 50 and asked["late"].more == entrants.MORE_EACH
+    (over,), asked = compiled_alone(folder, monkeypatch, {"late": late}, 0)
+    assert (over.status, over.error, over.started, asked) == (Status.TIMEOUT, entrants.NOT_STARTED, False, {})
+    _, asked = compiled_alone(folder, monkeypatch, {"late": late}, 30)
+    assert asked["late"].more == entrants.MORE_BUDGET
+
+
+def test_the_table_has_a_word_for_what_never_started():
+    result = result_with(["default"])
+    row = result["rows"][-1] | {"status": "TIMEOUT", "started": False, "error": entrants.NOT_STARTED}
+    result["rows"].append(row)
+    lines = table.lines(result, None)
+    assert any(line.startswith(row["name"]) and "not started" in line and "TIMEOUT" not in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "started", "code"),
+    [
+        (["OK", "TIMEOUT"], False, 0),  # the budget may be over once some are right
+        (["WRONG_VALUES", "TIMEOUT"], True, 1),
+        (["WRONG_VALUES", "TIMEOUT"], False, 4),  # nobody knows whether one is right
+    ],
+)
+def test_where_none_is_right_and_one_never_started_time_is_over(statuses, started, code):
+    rows = [{"status": status, "opponent": False, "compiled": None, "started": True} for status in statuses]
+    rows[-1]["started"] = started
+    tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
+    assert tool["exit_code"]({"stopped_after_s": None, "rows": rows}) == code
+
+
+LONG = "rotary_embedding_with_the_cache_write_of_vllm_by_slots"
+
+
+def test_the_table_keeps_the_constants_of_a_name_and_keep_takes_what_it_shows(session):
+    """Of two names that differ in their last constant it showed the same 59 characters, which --keep refused."""
+    hints = [f"{LONG}[BLOCK=128,WARPS=4,loads={hint}]" for hint in ("evict_last", "evict_first")]
+    shown = [candidates.short_name(name) for name in hints]
+    assert [name.partition("[")[2] for name in shown] == [name.partition("[")[2] for name in hints]
+    assert all(name.startswith("rotary_") and "…" in name and len(name) == 60 for name in shown)
+    assert candidates.short_name("k[BLOCK=1]") == "k[BLOCK=1]"
+    assert len(candidates.short_name("x" * 90)) == 60 and "…" not in candidates.short_name("x" * 60)
+    rows = [row_of(name, opponent=False) | {"dropped": False} for name in hints]
+    other = {"timestamp": "", "device": "", "workload": "", "against": None, "wall_s": 1}
+    store.save(session, {**other, "rows": rows}, [])
+    assert [store.find(session, name)[1].name for name in shown] == hints
+    assert store.find(session, f"e1#{shown[0]}")[1].name == hints[0]
+    twins = [row_of(f"{'x' * 40}{middle}{'y' * 40}") for middle in "ab"]
+    store.save(session, {**other, "rows": twins}, [])
+    with pytest.raises(UsageError, match="is the short form of 2 candidates of e2; pass one of: x"):
+        store.find(session, candidates.short_name(twins[0]["name"]))
 
 
 def test_each_candidate_costs_itself_alone(folder, run_here):
@@ -1033,7 +1156,7 @@ def result_with(workloads: list[str]) -> dict:
     """The result of an exploration, as table.lines takes it."""
     own = {"device": "NVIDIA H200", "workload": "default", "workloads": workloads, "against": None, "compiled": None}
     own |= {"stopped_after_s": None, "wall_s": 17.7, "seconds": {"inputs": 2.2, "compile and check": 9.6}}
-    later = {"probe": False, "wgmma_serialized": None}  # what the recorded exploration lacks
+    later = {"probe": False, "wgmma_serialized": None, "started": True}  # what the recorded exploration lacks
     rows = json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]
     return {**own, "rows": [{**later, **row} for row in rows]}
 
@@ -1292,7 +1415,11 @@ def test_a_candidate_that_is_not_reached_in_time_says_so(tmp_path):
     starter = entrants.Starter(None, None, [], None, False, candidate_s=9)
     starter.start(entrant, until=time.monotonic() - 1)
     assert entrant.status == Status.TIMEOUT
-    assert entrant.error == "the budget ended before it was started; a larger --budget-seconds gives it more time"
+    assert entrant.error == "not started: the budget was over; a larger --budget-seconds gives it more time"
+    assert not entrant.started
+    entrant.started = True
+    starter.start(entrant, until=time.monotonic() + 0.3)  # it was started, and 'did not end in 0 s'
+    assert not entrant.started
 
 
 # --- ended from outside ----------------------------------------------------------------------------------------

@@ -366,8 +366,15 @@ def test_targets_that_no_longer_fit_the_work_are_gone(session, run_here):
 
 def test_a_small_problem_is_told_that_its_target_may_be_out_of_reach(session, run_here):
     tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
-    tool_json("compute_utilization.py", "--workspace", session.root, "--set-targets", run=run_here)
+    done = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets")
+    assert f"python tools/measure_ceiling.py --workspace {session.root} --set-targets" in done.stderr
     assert "fit in the L2" in session.readme.read_text().split("## Roofline")[1]
+
+
+def test_a_workload_without_a_target_is_told(session, run_here):
+    tool_json("estimate_work.py", "--workspace", session.root, run=run_here)
+    text = run_here("compute_utilization.py", "--workspace", session.root, "--set-targets").stdout
+    assert text.endswith("\ntall: no target; the Stop Conditions are of the default workload\n")
 
 
 def test_inputs_without_an_element_have_no_target(session, run_here):

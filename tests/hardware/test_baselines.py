@@ -86,6 +86,18 @@ def adamw():
     return (p.clone(), g, m.clone(), v.clone()), (p * (1 - 1e-5) - 1e-3 * change, first, second)
 
 
+def turns(angles):
+    """The matrix of each row that turns the pairs (i, i + half) of a head by its angles."""
+    cos, sin = torch.diag_embed(angles.cos()), torch.diag_embed(angles.sin())
+    return torch.cat([torch.cat([cos, -sin], 2), torch.cat([sin, cos], 2)], 1)
+
+
+def routed(logits, k):
+    best = logits.sort(descending=True)
+    weights = best.values[:, :k].exp()
+    return weights / weights.sum(1, keepdim=True), best.indices[:, :k]
+
+
 def cases() -> dict:
     """{operator/name: (arguments, expected)}, written out and not by the call that the baseline makes."""
     x, weight, bias = torch.randn(5, 12), torch.randn(12), torch.randn(12)
@@ -104,10 +116,28 @@ def cases() -> dict:
     slots = torch.tensor([2, -1, 0])
     written = torch.stack([rows[2], table[1], rows[0], *table[3:]])
     certain = torch.full((4, 6), -1e9).scatter(1, torch.tensor([[1], [5], [0], [2]]), 0.0)
+    angles = torch.randn(5, 4)
+    turned, kept = turns(angles), torch.randn(5, 2, 8)
+    heads, keys = torch.randn(5, 3, 8), torch.randn(5, 2, 8)
+    cos_sin = torch.cat([angles.cos(), angles.sin()], 1)
+    positions, places = torch.tensor([4, 0, 2, 2, 1]), torch.tensor([5, -1, 0, 3, 1])
+    q_turned, k_turned = (torch.einsum("tij,thj->thi", turned[positions], one) for one in (heads, keys))
+    pages = [torch.zeros(3, 2, 2, 8) for _ in range(2)]
+    k_pages, v_pages = (
+        torch.zeros(6, 2, 8).index_copy(0, places[places >= 0], one[places >= 0]).view(3, 2, 2, 8)
+        for one in (k_turned, kept)
+    )
     padded = functional.pad(image, (1, 1, 1, 1), value=float("-inf"))
     return {
         "elementwise/swiglu_torch": ((x,), x[:, :6] * torch.sigmoid(x[:, :6]) * x[:, 6:]),
         "elementwise/gelu_torch": ((x,), x * (1 + torch.erf(x / 2**0.5)) / 2),
+        "elementwise/rotary_torch": (
+            (heads, keys, angles.cos(), angles.sin()),
+            tuple(torch.einsum("tij,thj->thi", turned, one) for one in (heads, keys)),
+        ),
+        "elementwise/rotary_cache_write_torch": (
+            (positions, heads.clone(), keys.clone(), kept, cos_sin, *pages, places), (q_turned, k_turned, k_pages, v_pages),
+        ),
         "norms/rms_norm_torch": ((x, weight), x / (x.square().mean(1, keepdim=True) + 1e-6).sqrt() * weight),
         "norms/layer_norm_torch": ((x, weight, bias), normed(x) * weight + bias),
         "norms/layer_norm_backward_torch": layer_norm_backward(),
@@ -131,6 +161,7 @@ def cases() -> dict:
         "convolution-pooling/conv2d_channels_last_torch": ((image, taps), convolved),
         "convolution-pooling/max_pool2d_torch": ((image,), padded.unfold(2, 3, 2).unfold(3, 3, 2).amax((4, 5))),
         "selection-sampling/topk_torch": ((x,), (x.sort(descending=True).values[:, :8], x.sort(descending=True).indices[:, :8])),
+        "selection-sampling/moe_router_torch": ((x,), routed(x, 8)),
         "selection-sampling/sample_torch": ((certain, 3), torch.tensor([1, 5, 0, 2])),
         "gather-scatter/embedding_torch": ((index, table), table[index]),
         "gather-scatter/embedding_backward_torch": ((rows, index, table), hit @ rows),
@@ -228,6 +259,19 @@ def test_the_finder_prints_files_by_operator_and_by_words(run_here):
     assert len(everything) == len(BASELINES)
     lines = run_here("find_baselines.py", "norms").stdout
     assert "liger-kernel, " in lines and "--against" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        ("rotary", "rotary_torch.py"),
+        ("RoPE KV cache", "rotary_cache_write_torch.py"),
+        ("moe router", "moe_router_torch.py"),
+        ("MoE routing", "moe_router_torch.py"),
+    ],
+)
+def test_an_operator_is_found_by_the_words_of_a_user(run_here, words, file):
+    assert f"/{file}\n" in run_here("find_baselines.py", words).stdout
 
 
 def test_an_unknown_operator_is_refused_with_those_that_there_are(run_here):

@@ -257,11 +257,20 @@ MUTATES = ("pairs",)
         ("COMPARE = {0: {'set': 0.5}}", "set must be the dimension"),
         ("COMPARE = {0: {'valid': 1}}", "valid must be a function"),
         ("COMPARE = {0: {'set': -1, 'atol': 1}}", "set goes with valid alone"),
+        ("MUTATE = ('cache',)", "MUTATE is no declaration, and nothing uses it: write MUTATES, or leave it out"),
+        ("LAYOUT = 'contiguous'", "write LAYOUTS"),
     ],
 )
 def test_a_declaration_that_cannot_be_read_makes_no_task(at_own_sizes, declaration, said):
     found = at_own_sizes(WRITE + declaration + "\n", RIGHT)
     assert found["status"] == "INVALID_TASK" and said in found["summary"], found["summary"]
+
+
+def test_constants_of_a_file_are_no_misspelt_declarations(judged):
+    task = WRITE.replace("def get_inputs", "SAMPLE, EXAMPLES, LAYERS, mutate = 0, 1, 2, 3\ndef get_inputs")
+    task = task.replace("class Model(nn.Module):", "class Model(nn.Module):\n    sample = lambda self: SAMPLE")
+    found = judged(task + 'MUTATES = ("cache",)\n', RIGHT)
+    assert found["status"] == "OK", found["summary"]
 
 
 def test_inputs_that_calls_change_are_restored_when_they_are_timed(interpreter, tmp_path):
@@ -312,7 +321,7 @@ def test_ties_may_go_either_way_where_the_task_says_so(judged, at_own_sizes):
     assert found["declared"]["compare"] == {"1": {"ties": "scores"}} and "COMPARE 1: ties: scores" in found["summary"]
     assert "worst error 0;" in found["summary"], found["summary"]
     found = at_own_sizes(TOP, LAST_FIRST.replace("order.indices)[:, :5]", "order.indices)[:, :5].clamp(max=30)"))
-    assert found["status"] == "WRONG_VALUES" and "point to another score" in found["summary"]
+    assert found["status"] == "WRONG_VALUES" and "points to another score" in found["summary"]
     assert "look at masks, at ties" in found["summary"] and "tl.dot" not in found["summary"]
 
 

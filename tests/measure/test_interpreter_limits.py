@@ -128,6 +128,15 @@ def test_a_loop_ends_at_a_loaded_number(interpreter, tmp_path):
     assert whole_number(SimpleNamespace(handle=SimpleNamespace(data=numpy.array([3])))) == 3
 
 
+def test_cuda_cpp_is_said_to_need_a_gpu_and_no_toolkit(interpreter, tmp_path):
+    """The message is torch 2.11's, of load_inline without a toolkit."""
+    message = "CUDA_HOME environment variable is not set. Please set it to your CUDA install root."
+    kernel = f"def kernel_function(x): raise OSError({message!r})\n"
+    found = judge(interpreter, tmp_path, TASK, kernel, only_these_shapes=True)
+    assert found["status"] == "NOT_INTERPRETABLE" and "CUDA_HOME" not in found["summary"], found["summary"]
+    assert "CUDA C++ cannot run on the CPU: compile_kernel.py compiles it" in found["summary"]
+
+
 def test_a_reference_that_needs_a_gpu_fails_itself(interpreter, tmp_path):
     found = judge(
         interpreter, tmp_path, TASK.replace("tanh(x)", "tanh(x + torch.cuda.current_stream().priority)"), made(BY_EXP)

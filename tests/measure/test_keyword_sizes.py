@@ -91,10 +91,16 @@ def test_sets_of_sizes_are_workloads(judged):
         ("page=8", "page=0", "has the size 'page' below 1"),
         ("class Model", "def get_workloads(): return {'w': {'rows': 3}}\nclass Model", "workload 'w' sets 'rows' to 3"),
         ("class Model", "def get_workloads(): return {'w': {'page': 3.5}}\nclass Model", "sets 'page' to 3.5"),
+        (
+            "class Model",
+            "def get_workloads(): return {'w': {'width': 8}}\nclass Model",
+            "workload 'w' sets 'width', which has a default of type Tensor in get_inputs; a size has a whole number",
+        ),
     ],
 )
 def test_sizes_that_cannot_be_read_make_no_task(judged, old, new, said):
-    found = judged(PAGED.replace(old, new, 1), RIGHT)
+    task = PAGED.replace("width=16", "width=torch.tensor(16)") if "'width'" in new else PAGED
+    found = judged(task.replace(old, new, 1), RIGHT)
     assert found["status"] == "INVALID_TASK" and said in found["summary"], found["summary"]
 
 

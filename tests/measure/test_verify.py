@@ -109,7 +109,8 @@ def test_a_right_kernel_passes_on_all_workloads_and_seeds_leaves_no_file_and_see
         (workload, seed) for workload in ("default", "tall") for seed in (0, 1, "secret")
     }
     assert all(case["oracle"] == "fp64" for case in found["cases"])
-    assert found["summary"].endswith("only a GPU shows whether its own kernels do the work")
+    races = "programs run one after the other here, so races do not show"
+    assert found["summary"].endswith(f"; {races}; only a GPU shows whether its own kernels do the work")
 
 
 @pytest.mark.parametrize(
@@ -291,6 +292,59 @@ def kernel_function(a, b):
     found = judged(interpreter, files, dtype="bf16")
     assert found["status"] in failures.VALUE_FAULTS and "interpreter computes wrongly with bf16" in found["summary"]
     assert judged(interpreter, files, dtype="fp16")["status"] == "OK"
+
+
+def test_calls_that_differ_may_have_a_race(interpreter, problem):
+    noise = "return torch.clamp(x * self.weight, min=0) * self.scale * (1 + 1e-6 * torch.rand(x.shape))"
+    problem["kernel"].write_text(kernel_text(noise))
+    found = judged_at_own_sizes(interpreter, problem)
+    assert found["status"] == "OK", found["summary"]
+    said = "two calls on the same contents differ: atomic additions in another order, or a race"
+    assert f"; {said}; " in found["summary"]
+
+
+OF_ROWS = """
+import torch, triton, triton.language as tl
+@triton.jit
+def rows(x, y, best, BEYOND: tl.constexpr):
+    at = tl.program_id(0) * 16 + tl.arange(0, 16)
+    v = tl.load(x + at).to(tl.float32)
+    tl.store(y + at, (v * FACTOR).to(y.dtype.element_ty), mask=tl.arange(0, 16) < BEYOND)
+    tl.store(best + tl.program_id(0), INDEX)
+def kernel_function(x):
+    if x.shape != (4, 16) or not x.is_contiguous():
+        raise ValueError("4 x 16 only")
+    y, best = torch.empty_like(x), torch.empty(4, dtype=torch.int32)
+    rows[(4,)](x, y, best, BEYOND=WRITTEN)
+    return y, best
+"""
+BY_TORCH = "def kernel_function(x): return x * FACTOR, x.argmax(-1).int()\n"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "factor", "index", "written", "status", "excused"),
+    [
+        (OF_ROWS, "2", "tl.argmax(v, 0)", "16", "OK", False),
+        (OF_ROWS, "3", "tl.argmax(v, 0)", "16", "WRONG_VALUES", True),
+        (OF_ROWS, "2", "0", "16", "WRONG_VALUES", False),
+        (OF_ROWS, "2", "tl.argmax(v, 0)", "15", "NONFINITE", False),
+        (BY_TORCH, "3", "", "", "WRONG_VALUES", False),
+    ],
+)
+def test_bf16_in_the_interpreter_excuses_wrong_floating_numbers_of_triton_alone(
+    interpreter, tmp_path, kernel, factor, index, written, status, excused
+):
+    (tmp_path / "r.py").write_text(
+        "import torch, torch.nn as nn\nclass Model(nn.Module):\n"
+        "    def forward(self, x): return x * 2, x.argmax(-1).int()\ndef get_inputs(): return [torch.randn(4, 16)]\n"
+    )
+    text = kernel.replace("FACTOR", factor).replace("INDEX", index).replace("WRITTEN", written)
+    (tmp_path / "k.py").write_text(text)
+    found = judged_at_own_sizes(
+        interpreter, {"kernel": tmp_path / "k.py", "reference": tmp_path / "r.py"}, dtype="bf16"
+    )
+    assert found["status"] == status, found["summary"]
+    assert ("interpreter computes wrongly with bf16" in found["summary"]) == excused, found["summary"]
 
 
 def test_usage(problem, tmp_path, run_here):

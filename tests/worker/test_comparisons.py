@@ -190,6 +190,34 @@ def test_ties_in_any_order_of_a_row(indices, expected):
     assert right(torch.tensor(indices), reference, {"ties": "scores", "set": -1}, [SCORES]) == expected
 
 
+@pytest.mark.parametrize(
+    ("indices", "modes", "why"),
+    [
+        ([[0, 2, 4], [1, 3, 5]], {}, "1 index is wrong: 5 in row 1 at place 2 is out of range"),
+        ([[0, 2, 2], [1, 3, 3]], {}, "2 indices are wrong; the first: 2 in row 0 at place 2 comes twice in its row"),
+        ([[0, 2, 4], [1, 0, 4]], {}, "2 indices are wrong; the first: 0 in row 1 at place 1 points to another score"),
+        ([[4, 2, 0], [5, 3, 1]], {"set": -1}, "1 row has wrong indices: 5 in row 1 at place 0 is out of range"),
+        (
+            [[4, 2, 1], [2, 3, 0]],
+            {"set": -1},
+            "2 rows have wrong indices; the first: 1 in row 0 at place 2 points to another score",
+        ),
+    ],
+)
+def test_wrong_indices_are_told_by_row_place_and_cause(indices, modes, why):
+    scores, reference = torch.tensor([[5.0, 4, 3, 2, 1]] * 2), torch.tensor([[0, 2, 4], [1, 3, 2]])
+    errors = compared(torch.tensor(indices), reference, {"ties": "scores", **modes}, [scores]).errors
+    assert errors.refused.startswith(why), errors.refused
+
+
+def test_a_wrong_index_where_the_reference_has_none_and_one_a_row():
+    reference, modes = torch.tensor([[0, 2, 4], [1, 3, -1]]), {"ties": "scores", "set": -1}
+    errors = compared(torch.tensor([[4, 0, 2], [3, 1, 2]]), reference, modes, [SCORES]).errors
+    assert "2 in row 1 at place 2 stands where the reference has none" in errors.refused
+    errors = compared(torch.tensor([0, 0]), torch.tensor([0, 1]), {"ties": "scores"}, [SCORES]).errors
+    assert errors.refused == "1 index is wrong: 0 in row 1 points to another score than the reference's"
+
+
 def test_ties_of_other_shapes_are_a_wrong_declaration():
     with pytest.raises(InvalidDeclaration, match="do not point along the last dimension"):
         compared(torch.zeros(4, 3).long(), torch.zeros(4, 3).long(), {"ties": "scores"}, [SCORES])

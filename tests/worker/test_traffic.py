@@ -141,6 +141,16 @@ READING = {  # forward, inputs -> bytes read
     "all of it, often": ("return a.t() @ a + a.sum() + a[3:].sum()", CACHE, 1000 * 8 * 4),
     "its shape alone": ("return torch.zeros_like(a) + b.sum() + torch.empty_like(a)", CACHE, ROWS),
     "a row that is expanded": ("return b[:1].expand(9, 8) * 2", CACHE, 32),
+    "three inputs in one storage": ("return a + 1, b * 2, c - 1", "[*f32(512, 24).split(8, -1)]", 512 * 24 * 4),
+    "inputs that overlap": ("return a + b[1:] + c", "[(x := f32(12, 8))[:6], x[3:10], x[:6].t().t()]", 10 * 8 * 4),
+    "slices that overlap": ("return a[:6] + a[3:9]", "[f32(12, 8), 1, 1]", 9 * 8 * 4),
+    "slices without elements": ("return a[5:5] * 2, a[:, 8:].exp(), a[c[:0]]", CACHE, 0),
+    "one of two inputs in a storage": ("return a * 2", "[*f32(100, 2, 8).unbind(1), 1]", 100 * 8 * 4),
+    "many picks from one of two inputs in a storage": (
+        "return a[c]",
+        "[*f32(10, 2, 8).unbind(1), torch.arange(60) % 10]",
+        10 * 8 * 4 + 60 * 8,
+    ),
 }
 
 

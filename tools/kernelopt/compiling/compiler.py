@@ -30,15 +30,17 @@ NOTHING = "it launched no Triton kernel and built no CUDA C++, so nothing was co
 MOST_CONFIGURATIONS = 64  # of an autotuner, for each target
 PATIENCE_S = 20.0  # a compilation that takes longer lets the next begin beside it: some take ptxas many minutes
 LONGEST_S = 3600.0
+LEAST_S = 1.0  # in less no process gets anywhere
 
 
 @dataclass(frozen=True)
 class Limits:
     """until: on the monotonic clock; what has not ended by then counts as not compiled. configurations: the most that
-    are compiled of an autotuner."""
+    are compiled of an autotuner. more: the option that allows more time, in words."""
 
     until: float
     configurations: int = MOST_CONFIGURATIONS
+    more: str = "a larger --timeout gives it more time"
 
     @classmethod
     def of(cls, seconds: float, configurations: int = MOST_CONFIGURATIONS) -> "Limits":
@@ -104,7 +106,7 @@ class Compiler:
 
     def _answer(self, job: "Job", configuration: int, limits: Limits) -> "Answer":
         with self._turns.one():
-            return job.answer(configuration, limits.left_s)
+            return job.answer(configuration, limits)
 
 
 class Turns:
@@ -167,12 +169,15 @@ class Job:
     target: Target
     folder: Path
 
-    def answer(self, configuration: int, seconds: float) -> Answer:
+    def answer(self, configuration: int, limits: Limits) -> Answer:
         """With the configuration of that number in each autotuner."""
         folder = self.folder / str(configuration)
         folder.mkdir()
-        if seconds <= 0:
-            return Answer(None, folder, Fault(Status.TIMEOUT, "time was up before it was compiled"), late=True)
+        seconds = limits.left_s
+        if seconds < LEAST_S:
+            return Answer(
+                None, folder, Fault(Status.TIMEOUT, f"time was over before it began; {limits.more}"), late=True
+            )
         arguments = arguments_of(self.kernel, self.case, self.target, folder, configuration)
         process = standing.Standing(
             self.sandbox, self.server, "compile_only", arguments, LONGEST_S, [], self.environment(folder)
@@ -181,7 +186,8 @@ class Job:
         try:
             return Answer(process.answer(seconds), folder)
         except standing.Ended as ended:
-            return Answer(None, folder, fault_of(ended, time.monotonic() - began), late=ended.outcome.timed_out)
+            fault = fault_of(ended, time.monotonic() - began, limits.more)
+            return Answer(None, folder, fault, late=ended.outcome.timed_out)
         finally:
             process.end()
 
@@ -209,10 +215,9 @@ def arguments_of(kernel: Path, case: dict, target: Target, folder: Path, configu
     }
 
 
-def fault_of(ended: standing.Ended, seconds: float) -> Fault:
-    """Why a process did not answer. A compiler that crashes takes the process with it."""
+def fault_of(ended: standing.Ended, seconds: float, more: str) -> Fault:
+    """Why a process did not answer. A compiler that crashes takes the process with it. more: as in Limits."""
     if ended.outcome.timed_out:
-        more = "raise --timeout, or --candidate-seconds in an exploration"
         return Fault(Status.TIMEOUT, f"it was not compiled in {seconds:.0f} s; {more}")
     if ended.outcome.signal:
         last = ended.outcome.log_tail.strip().splitlines()[-3:]

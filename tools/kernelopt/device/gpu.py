@@ -16,8 +16,8 @@ from ..hardware.card import Card, MaxClocks
 from . import amd
 
 ON_A_CPU = (
-    "verify_kernel.py and explore_kernels.py check a Triton kernel, and find_kernels.py, cut_problem.py and "
-    "put_back.py a model's parts, with --device cpu-interpreter"
+    "compile_kernel.py compiles a kernel for any card, and --device cpu-interpreter checks one in Triton "
+    "(verify_kernel.py, explore_kernels.py)"
 )
 NO_GPU = f"no NVIDIA GPU here ({{}}); run this on a machine with one{{}}; without one, {ON_A_CPU}"
 OR_ON_A_NODE = ", or on a GPU node by --on (docs/remote-gpu.md)"

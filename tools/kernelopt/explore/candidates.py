@@ -11,6 +11,8 @@ from ..errors import UsageError
 from ..session.workspace import assigned, is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
+MOST_CHARACTERS = 60  # of a name in a table
+LEAST_OF_STEM = 9  # of them, where the constants are long
 SPACE = "SPACE"
 PROBE = "PROBE"  # a module-level constant
 KINDS_OF_SPACE = "it must be a literal: a list of dicts, or a dict of lists"
@@ -134,6 +136,15 @@ def parsed(source: str, file: Path) -> ast.Module:
 def name_of(stem: str, config: Constants) -> str:
     """space[BLOCK=64,WARPS=4]; the stem alone for the file's own constants."""
     return f"{stem}[{constants_of(config)}]" if config else stem
+
+
+def short_name(name: str) -> str:
+    """A name as a table shows it: cut in the middle of its stem, with all of its constants, which tell it apart."""
+    stem, bracket, constants = name.partition("[")
+    most = max(LEAST_OF_STEM, MOST_CHARACTERS - len(bracket + constants))
+    if len(stem) > most:
+        stem = f"{stem[: most // 2]}…{stem[len(stem) - (most - 1 - most // 2) :]}"
+    return f"{stem}{bracket}{constants}"
 
 
 def constants_of(config: Constants) -> str:

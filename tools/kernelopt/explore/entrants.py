@@ -13,6 +13,7 @@ from typing import TypeVar
 from .. import source_lines
 from ..case_types import OracleCheck
 from ..compiling.compiled import Compiled
+from ..compiling.compiler import LEAST_S
 from ..device import outcomes, standing
 from ..device.fork_server import Server
 from ..device.outcomes import Fault
@@ -53,6 +54,7 @@ NOT_WAITED_FOR = "the candidates were checked by then, and only the first of --a
 NONE_RIGHT = "no candidate was right, so no opponent is waited for"
 MORE_BUDGET = "a larger --budget-seconds gives it more time"
 MORE_EACH = "a larger --candidate-seconds gives it more time"
+NOT_STARTED = f"not started: the budget was over; {MORE_BUDGET}"
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Entrant:
     """One kernel of an exploration, and its results so far.
 
     rounds_us: one time of each round (race.time_of_turn), None where it did not run. process: None before it starts and
-    after it ended.
+    after it ended. started: False where there was no time for it.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Entrant:
     metrics: KeyMetrics | None = None
     compiled: Compiled | None = None
     origin: Path | None = None  # the user's file that `file` was made of
+    started: bool = True
 
     @property
     def job(self) -> str:
@@ -113,6 +116,10 @@ class Entrant:
         if fault.status == Status.IMPORT_ERROR:
             self.error = f"{self.error}; {failures.HINTS[fault.status]}"
         self.end()
+
+    def never_started(self, why: str) -> None:
+        self.started = False
+        self.fail(Fault(Status.TIMEOUT, why))
 
     def in_origin(self, message: str) -> str:
         """A message on `file` as one on the user's own file."""
@@ -187,11 +194,11 @@ class Starter:
     def start(self, entrant: Entrant, until: float) -> None:
         """Bring an entrant to where it can be timed, or to a status that says why it cannot. until: on the monotonic
         clock; it must have compiled and run by then. Stopped, with that status, when the sandbox was told to stop."""
-        end, why = self._end(entrant, until, f"the budget ended before it was started; {MORE_BUDGET}")
-        if time.monotonic() > end:
-            entrant.fail(Fault(Status.TIMEOUT, why))
+        end, why = self._end(entrant, until, NOT_STARTED)
+        if time.monotonic() + LEAST_S > end:
+            entrant.never_started(why)
             return
-        entrant.status, entrant.error = Status.INTERNAL, None  # it may have been started before
+        entrant.status, entrant.error, entrant.started = Status.INTERNAL, None, True  # it may have been started before
         limit = min((until, MORE_BUDGET), (time.monotonic() + self.candidate_s, MORE_EACH))
         folder = self.sandbox.new_folder("answers")
         inputs, hidden = [case.path for case in self.inputs], files_of(self.inputs)

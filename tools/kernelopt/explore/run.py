@@ -20,7 +20,6 @@ from ..compiling import compiler
 from ..compiling.ahead import Ahead
 from ..compiling.compiled import NOT_CHECKED, status_after
 from ..device import gpu, gpu_memory, gpu_watch, standing
-from ..device.outcomes import Fault
 from ..device.sandbox import Sandbox
 from ..device.spent import Spent
 from ..errors import Stopped, ToolError
@@ -32,8 +31,19 @@ from ..profilers import ncu
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
 from . import halving, resources
-from .candidates import Candidate, builds_cuda
-from .entrants import LIFE_S, NONE_RIGHT, NOT_WAITED_FOR, Entrant, Judge, KeyMetrics, Starter
+from .candidates import Candidate, builds_cuda, compiles_torch
+from .entrants import (
+    LIFE_S,
+    MORE_BUDGET,
+    MORE_EACH,
+    NONE_RIGHT,
+    NOT_STARTED,
+    NOT_WAITED_FOR,
+    Entrant,
+    Judge,
+    KeyMetrics,
+    Starter,
+)
 from .race import Race, median_of
 
 SEEDS = 2
@@ -63,8 +73,9 @@ def seconds_each(budget_s: float, device: str) -> float:
 @dataclass(frozen=True)
 class Plan:
     """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
-    compile and run. against: the opponent that ratios refer to. product: the page of the GPU, where there is one.
-    compile_for: without a GPU, what candidates are compiled for, or None."""
+    compile and run. headers_s: at least, to compile one with torch's headers. against: the opponent that ratios refer
+    to. product: the page of the GPU, where there is one. compile_for: without a GPU, what candidates are compiled for,
+    or None."""
 
     subject: KernelUnderTest
     candidates: list[Candidate]
@@ -73,6 +84,7 @@ class Plan:
     workload: str = "default"
     budget_s: float = 90.0
     candidate_s: float = 90.0
+    headers_s: float = 0.0
     product: wiki.Page | None = None
     compile_for: Target | None = None
 
@@ -146,7 +158,7 @@ def tell_stopped(entrants: list[Entrant], plan: Plan, sandbox: Sandbox) -> None:
     """Put what was not done before a stop into the entrants' errors. What was checked stays right."""
     for entrant in entrants:
         if entrant.status == Status.INTERNAL and entrant.error is None:
-            entrant.fail(Fault(Status.TIMEOUT, "stopped before it was started"))
+            entrant.never_started("stopped before it was started")
         elif entrant.status == Status.OK and sandbox.gpu and not entrant.calls_us:
             entrant.error = "stopped before it was timed"
         elif entrant.status == Status.OK and plan.compile_for and not (entrant.compiled or entrant.is_opponent):
@@ -224,7 +236,7 @@ def check_and_compile(
     first = [one for one in entrants if one.name in cuda]
     if first:
         with starter.spent.noted("compile"):
-            compile_all(first, sandbox, case, plan, ends - share * plan.budget_s, say)
+            compile_all(first, sandbox, case, plan, ends - share * (ends - time.monotonic()), say)
     done = [one for one in first if one.compiled and (one.compiled.cuda or one.compiled.refused)]
     tell_not_checked(done)
     left = [one for one in entrants if one not in done]
@@ -236,10 +248,14 @@ def check_and_compile(
 
 
 def tell_not_checked(entrants: list[Entrant]) -> None:
-    """Without a GPU: CUDA C++ runs on a GPU alone, so it was not checked."""
-    for entrant in entrants:
-        if entrant.status == Status.INTERNAL and entrant.error is None:
-            entrant.status, entrant.error = Status.NO_GPU, NOT_CHECKED
+    """Without a GPU: CUDA C++ runs on a GPU alone, so it was not checked, and may not have been compiled."""
+    for entrant in [one for one in entrants if one.status == Status.INTERNAL and one.error is None]:
+        why = entrant.compiled and entrant.compiled.error
+        if why and entrant.compiled.status == Status.TIMEOUT:
+            entrant.status, entrant.error = Status.TIMEOUT, why
+        else:
+            failed = f"; not compiled: {why}" if why else ""
+            entrant.status, entrant.error = Status.NO_GPU, f"{NOT_CHECKED}{failed}"
 
 
 def compilable(entrants: list[Entrant]) -> list[Entrant]:
@@ -251,13 +267,20 @@ def compile_all(
     candidates: list[Entrant], sandbox: Sandbox, case: dict, plan: Plan, ends: float, say: Callable[[str], None]
 ) -> None:
     """Compile the candidates, as many at a time as the machine has cores, until the budget `ends`; each may take
-    `candidate_s`. Those that did not finish their check come last: the same may happen again. case: of the worker's
-    `compile_only`."""
+    `candidate_s`, with torch's headers `headers_s`. Those that did not finish their check come last: the same may
+    happen again. case: of the worker's `compile_only`."""
     candidates = sorted(candidates, key=lambda entrant: entrant.status == Status.TIMEOUT)
+    slow = {one.name for one in plan.candidates if compiles_torch(one.source)}
     say(f"compiling {len(candidates)} for {plan.compile_for.arch}")
 
     def compile_one(entrant: Entrant) -> None:
-        limits = compiler.Limits(min(ends, time.monotonic() + plan.candidate_s))
+        now = time.monotonic()
+        if now + compiler.LEAST_S > ends and entrant.status == Status.INTERNAL:
+            entrant.never_started(NOT_STARTED)
+            return
+        own = now + (max(plan.candidate_s, plan.headers_s) if entrant.name in slow else plan.candidate_s)
+        until, more = min((ends, MORE_BUDGET), (own, MORE_EACH))
+        limits = compiler.Limits(until, more=more)
         result = compiling.compile(entrant.file, case, plan.compile_for, limits)
         result = replace(result, error=result.error and entrant.in_origin(result.error))
         entrant.compiled, entrant.resources = result, resources.of_compiled(result)

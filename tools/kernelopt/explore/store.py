@@ -18,6 +18,7 @@ from ..session.record_store import RecordStore, now
 from ..session.workspace import Workspace
 from ..statuses import Status
 from . import halving
+from .candidates import short_name
 from .entrants import Entrant, KeyMetrics
 from .race import median_of
 from .resources import Resources
@@ -30,7 +31,8 @@ BEFORE_V0 = "no version is accepted yet, so the gate will judge it as v0, the ba
 class Row:
     """One entrant of an exploration. Times are in microseconds, cold. opponent: it was timed and not checked. probe: an
     opponent that a candidate's file states. against_best: the speed-up over the first opponent. kernel_sha256: of the
-    entrant's file. compiled: for a card that is not here, None where that was not asked."""
+    entrant's file. compiled: for a card that is not here, None where that was not asked. started: False where there was
+    no time for it."""
 
     name: str
     config: dict
@@ -46,6 +48,7 @@ class Row:
     compiled: Compiled | None
     dropped: bool
     error: str | None
+    started: bool
     kernel_sha256: str
 
     @classmethod
@@ -68,6 +71,7 @@ class Row:
             compiled=entrant.compiled,
             dropped=entrant.dropped,
             error=entrant.error,
+            started=entrant.started,
             kernel_sha256=hashlib.sha256(entrant.file.read_bytes()).hexdigest(),
         )
 
@@ -142,14 +146,19 @@ def file_of(workspace: Workspace, exploration: str, name: str) -> Path:
 
 
 def find(workspace: Workspace, name: str) -> tuple[str, ExploredKernel]:
-    """(the exploration, its row): of `NAME` the newest exploration that has it, `eN#NAME`, or as a plan cites it. An
-    opponent is found too. UsageError when there is none."""
+    """(the exploration, its row): of `NAME` the newest exploration that has it, `eN#NAME`, or as a plan cites it. NAME
+    may be cut as the table shows it. An opponent is found too. UsageError when there is none, or more than one."""
     for number in reversed(numbers(workspace)):
         exploration = explorations.read(workspace.root, f"e{number}")  # None where it is damaged
         names = (name, name.removeprefix(f"e{number}#"), name.removeprefix(f"explore/e{number}.json#"))
-        for row in exploration.rows if exploration else ():
-            if row.name in names:
-                return f"e{number}", row
+        rows = exploration.rows if exploration else ()
+        exact = [row for row in rows if row.name in names][:1]
+        found = exact or [row for row in rows if short_name(row.name) in names]
+        if len(found) > 1:
+            alike = f"the short form of {len(found)} candidates of e{number}"
+            raise UsageError(f"'{name}' is {alike}; pass one of: {', '.join(row.name for row in found)}")
+        if found:
+            return f"e{number}", found[0]
     raise UsageError(
         f"no exploration of {workspace.root} has a candidate '{name}'; its tables: {folder_of(workspace)}/eN.json"
     )

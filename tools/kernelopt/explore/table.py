@@ -5,9 +5,9 @@ from pathlib import Path
 from ..device import spent
 from ..session.explorations import little_came_of, of_result
 from ..statuses import Status
+from .candidates import short_name
 from .run import MOST_SUSTAINED
 
-MOST_CHARACTERS = 60  # of a candidate's name
 MOST_NAMES = 4  # before a text that many rows share
 HEADER = (
     *("candidate", "status", "us", "p20-p80", "speed-up", "95 % interval"),
@@ -63,10 +63,9 @@ def few(names: list[str]) -> str:
 
 def cells_of(row: dict) -> tuple[str, ...]:
     time, ratio = row["latency_us"], row["against_best"]
-    name = row["name"] if len(row["name"]) <= MOST_CHARACTERS else f"{row['name'][: MOST_CHARACTERS - 1]}…"
     return (
-        name + ("*" if row["dropped"] else ""),
-        unchecked(row) if row["opponent"] and row["status"] == Status.OK else row["status"],
+        short_name(row["name"]) + ("*" if row["dropped"] else ""),
+        word_of(row),
         f"{time['median']:.2f}" if time else "",
         f"{time['p20']:.2f}-{time['p80']:.2f}" if time else "",
         f"{ratio['point']:.3f}x" if ratio else "",
@@ -75,8 +74,11 @@ def cells_of(row: dict) -> tuple[str, ...]:
     )
 
 
-def unchecked(row: dict) -> str:
-    return "probe" if row["probe"] else "opponent"
+def word_of(row: dict) -> str:
+    """The status; a word of its own for what was not checked, and for what there was no time for."""
+    if row["opponent"] and row["status"] == Status.OK:
+        return "probe" if row["probe"] else "opponent"
+    return row["status"] if row["started"] else "not started"
 
 
 def whole(value: float | None) -> str:

@@ -43,12 +43,14 @@ HINTS = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A fault, its place, and its case; None when it belongs to no case. cases: all that ran."""
+    """A fault, its place, and its case; None when it belongs to no case. cases: all that ran. in_triton: does the
+    kernel's file name Triton?"""
 
     fault: Fault
     device: str
     case: CaseResult | None = None
     cases: tuple[CaseResult, ...] = ()
+    in_triton: bool = True
 
     @property
     def wrong(self) -> list[CaseResult]:
@@ -199,10 +201,11 @@ def slow_interpreter_advice(failure: Failure) -> str | None:
 
 
 def bf16_advice(failure: Failure) -> str | None:
-    in_bf16 = failure.case and failure.case.dtype == "bf16"
-    if failure.device == INTERPRETER and in_bf16 and failure.fault.status in VALUE_FAULTS:
-        return f"or: {INTERPRETED_BF16}"
-    return None
+    """Of wrong numbers in floating outputs. NaN alone is rather what no program wrote."""
+    interpreted = failure.device == INTERPRETER and failure.in_triton
+    in_bf16 = failure.case and failure.case.dtype == "bf16" and failure.fault.status == Status.WRONG_VALUES
+    floating = any("float" in one.actual.dtype for one in wrong_outputs(failure))
+    return f"or: {INTERPRETED_BF16}" if interpreted and in_bf16 and floating else None
 
 
 def gradient_advice(failure: Failure) -> str | None:

@@ -142,6 +142,8 @@ def right(device: str, cases: list[CaseResult], own_work: str) -> str:
 
 
 def unchecked_work(device: str, own_work: str) -> Iterator[str]:
+    if device == INTERPRETER:
+        yield "programs run one after the other here, so races do not show"
     if own_work == correctness.NOT_CHECKED and device == INTERPRETER:
         yield "only a GPU shows whether its own kernels do the work"
     elif own_work == correctness.NOT_CHECKED:
@@ -161,7 +163,7 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
         if case.status == Status.DOUBTFUL:
             yield f"NOT RIGHT on {case.variant} ({case.message[:120]})"
     if any(case.observed.deterministic is False for case in judged):
-        yield "two calls on the same contents differ"
+        yield "two calls on the same contents differ: atomic additions in another order, or a race"
     if any(case.variant for case in cases) and not any(case.resized for case in cases):
         yield "no size could be varied, so only the task's own were tried; keyword sizes of get_inputs allow others"
     outputs = (pair for case in judged for pair in enumerate(case.observed.outputs))

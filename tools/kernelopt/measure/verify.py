@@ -214,10 +214,15 @@ def verdict(
     elif not results and fault is None:
         fault = Fault(Status.INTERNAL, "nothing was checked")
     device = sandbox.device_name
+    if fault:
+        in_triton = target.kernel.is_file() and b"triton" in target.kernel.read_bytes()
+        summary = Failure(fault, device, bad, tuple(results), in_triton).summary()
+    else:
+        summary = right(device, results, own_work)
     return Verdict(
         status=fault.status if fault else Status.OK,
         device=device,
-        summary=Failure(fault, device, bad, tuple(results)).summary() if fault else right(device, results, own_work),
+        summary=summary,
         worst_rel_err=worst_error(results),
         tolerance=target.tolerance or "by dtype",
         own_work=own_work,

@@ -46,9 +46,10 @@ def line(name: str, work: Work, roof: roofline.Roof) -> str:
     )
     if bound.bound == "memory" and roofline.fits_in_cache(work.bytes_min, roof):
         text += (
-            "; its bytes fit in the L2, so launch and ramp-up weigh, and the bandwidth of large buffers is out of "
-            "reach; a target that can be met: measure_ceiling.py --workspace W --set-targets"
+            "; its bytes fit in the L2, so launch and ramp-up weigh, and the bandwidth of large buffers is out of reach"
         )
+        if name == "default":  # the only one that it measures
+            text += "; a target that can be met: tools/measure_ceiling.py --set-targets"
     return text
 
 

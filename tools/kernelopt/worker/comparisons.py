@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 
+import numpy
 import torch
 
 from ..case_types import OutputCheck, OutputErrors
@@ -220,12 +221,57 @@ def ties(
         )
     bound = (declared.atol or 0.0) + (declared.rtol or 0.0) * torch.where(wanted.isfinite(), wanted.abs(), 0.0)
     equal |= (chosen == wanted) | ((chosen - wanted).abs() <= bound)
-    wrong = counted & (outside | ~equal | repeated(got, counted & inside))
+    again = repeated(got, counted & inside)
+    wrong = counted & (outside | ~equal | again)
+    harmless = {"max_rel": 0.0, "mismatches": 0, "nonfinite": 0, "lost_pct": 0.0}
     bad = int(wrong.sum())
-    first = int(wrong.reshape(-1).nonzero()[0]) if bad else None
-    why = f"{bad} indices are out of range, come twice or point to another score than the reference's" if bad else None
-    none = {"max_rel": 0.0, "mismatches": 0, "nonfinite": 0, "lost_pct": 0.0}
-    return replace(usual, **none, outside=bad, first_bad_index=first, refused=why)
+    if not bad:
+        return replace(usual, **harmless, outside=0, first_bad_index=None, refused=None)
+    first = int(wrong.reshape(-1).nonzero()[0])
+    if declared.group is not None:
+        first = telling(first, got, expected, again)
+    where, cause = named_place(got, first), cause_of(first, inside, again, outside)
+    how_many = counted_rows(wrong) if declared.group is not None else counted_indices(bad)
+    why = f"{how_many}: {int(got.reshape(-1)[first])}{where} {cause}"
+    return replace(usual, **harmless, outside=bad, first_bad_index=first, refused=why)
+
+
+def telling(first: int, got: torch.Tensor, expected: torch.Tensor, again: torch.Tensor) -> int:
+    """The flat place of a wrong index in the set that holds the place `first`: one that comes twice or that the
+    reference's set lacks, where there is one."""
+    width = got.shape[-1]
+    row = first // width
+    own, reference, twice = (one.reshape(-1, width)[row] for one in (got, expected, again))
+    places = (twice | ~torch.isin(own, reference)).nonzero()
+    return row * width + int(places[0]) if len(places) else first
+
+
+def named_place(got: torch.Tensor, at: int) -> str:
+    """ " in row 3 at place 1", from a flat place; a row of several dimensions as a list."""
+    *row, place = (int(number) for number in numpy.unravel_index(at, got.shape))
+    of_row = f" in row {row[0] if len(row) == 1 else row}" if row else ""
+    return of_row + f" at place {place}" * (got.shape[-1] > 1)
+
+
+def cause_of(at: int, inside: torch.Tensor, again: torch.Tensor, outside: torch.Tensor) -> str:
+    """Why the index at a flat place is wrong. outside: in a set, somewhere in its row."""
+    width = inside.shape[-1]
+    if not inside.reshape(-1)[at]:
+        return "is out of range"
+    if again.reshape(-1)[at]:
+        return "comes twice in its row"
+    if outside.reshape(-1, width)[at // width].any() and inside.reshape(-1, width)[at // width].all():
+        return "stands where the reference has none"
+    return "points to another score than the reference's"
+
+
+def counted_indices(count: int) -> str:
+    return "1 index is wrong" if count == 1 else f"{count} indices are wrong; the first"
+
+
+def counted_rows(wrong: torch.Tensor) -> str:
+    count = int(wrong.any(-1).sum())
+    return "1 row has wrong indices" if count == 1 else f"{count} rows have wrong indices; the first"
 
 
 def scores_of(declared: Comparison, inputs: list, device: torch.device):
@@ -238,12 +284,12 @@ def scores_of(declared: Comparison, inputs: list, device: torch.device):
 
 
 def pointed_to(scores: torch.Tensor, at: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the scores at indices, infinite where one is out of range; those out of range, the number of scores for any
+    """(the scores at indices, infinite where one is out of range; those out of range, the largest whole number for any
     other)."""
     count = scores.shape[-1]
     inside = (at >= 0) & (at < count)
     there = accuracy.comparable(gathered(scores, at.clamp(0, count - 1))).double()
-    return torch.where(inside, there, math.inf), torch.where(inside, count, at)
+    return torch.where(inside, there, math.inf), torch.where(inside, torch.iinfo(torch.long).max, at)
 
 
 def gathered(scores: torch.Tensor, at: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,8 @@ A task without declarations is judged most strictly. A declaration that cannot b
 setting that is ignored would be taken for one that holds.
 """
 
+import ast
+import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,6 +22,8 @@ from .contract import InvalidDeclaration
 from .sampling import Sampling
 
 CONTIGUOUS = "contiguous"
+NAMES = ("MUTATES", "COMPARE", "SAMPLES", "LAYOUTS")
+ALIKE = 0.85  # of difflib's ratio: MUTATE (0.92) and MUTATED (0.86) for MUTATES; EXAMPLES is no SAMPLES (0.80)
 
 
 class DeclaredJson(TypedDict, total=False):
@@ -47,6 +51,7 @@ class Declarations:
     @classmethod
     def of_module(cls, module, forward: Callable) -> "Declarations":
         """The declarations of a reference's module. Raises InvalidDeclaration when one cannot be read."""
+        refuse_misspelt(module)
         parameters = parameters_of(forward)
         mutates = mutated_positions(getattr(module, "MUTATES", ()), parameters)
         compare = comparisons_of(getattr(module, "COMPARE", {}), parameters, mutates)
@@ -103,6 +108,26 @@ class Declarations:
         if at in self.compare or at < returned:
             return self.compare.get(at)
         return self.compare.get(self.name_of_tensor(inputs, self.mutated_tensors(inputs)[at - returned]))
+
+
+def refuse_misspelt(module) -> None:
+    """Raises InvalidDeclaration for a name that is nearly a declaration's, in capitals, and that nothing in the file
+    uses."""
+    for name in vars(module):
+        meant = difflib.get_close_matches(name, NAMES, 1, ALIKE) if name.isupper() and name not in NAMES else []
+        if meant and not is_used(module, name):
+            raise InvalidDeclaration(
+                f"{name} is no declaration, and nothing uses it: write {meant[0]}, or leave it out"
+            )
+
+
+def is_used(module, name: str) -> bool:
+    """Does the file's code read this name? True where the file cannot be read."""
+    try:
+        nodes = ast.walk(ast.parse(inspect.getsource(module)))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    return any(isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, ast.Load) for one in nodes)
 
 
 def parameters_of(forward: Callable) -> tuple[str, ...]:

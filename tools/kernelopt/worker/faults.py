@@ -82,7 +82,8 @@ def describe(error: BaseException) -> ErrorJson:
     told in its place."""
     status, message = status_of(error), text_of(error)
     if status == Status.RUNTIME_ERROR and (lack := interpreter_limits.of(error)):
-        message = f"Triton's CPU interpreter {lack} ({shortened(message)})"
+        own = lack == interpreter_limits.NO_CUDA_CPP
+        message = lack if own else f"Triton's CPU interpreter {lack} ({shortened(message)})"
         return ErrorJson(status=Status.NOT_INTERPRETABLE, type=type(error).__name__, message=message)
     if own_status(error) or isinstance(error, contract.ContractError):
         message = str(error)

@@ -7,6 +7,11 @@ from collections.abc import Iterator
 
 from . import compiler_errors
 
+# A sentence of its own: the message that it takes the place of asks for a toolkit, which would not help.
+NO_CUDA_CPP = (
+    "CUDA C++ cannot run on the CPU: compile_kernel.py compiles it, and a torch stand-in with --allow-libraries tests "
+    "the reference and its declarations"
+)
 # Each found by running such a kernel in the interpreter; the text names what it lacks.
 OF_INTERPRETER = (
     (r"inline_asm not supported", "runs no inline PTX"),
@@ -32,7 +37,7 @@ OF_MACHINE = (
         r"|requires CUDA support|CUDA driver version is insufficient",
         "has no GPU for CUDA tensors, streams and graphs",
     ),
-    (r"CUDA_HOME environment variable is not set", "runs no CUDA C++"),
+    (r"CUDA_HOME environment variable is not set", NO_CUDA_CPP),
 )
 LIBDEVICE = "has no libdevice"
 

@@ -37,9 +37,18 @@ def of_function(make: Callable, name: str) -> Keywords:
     return sizes
 
 
-def chosen(sizes: Keywords, own: dict, workload: str) -> Keywords:
-    """The sizes of a workload that get_workloads states as a dict. Raises InvalidDeclaration for an unknown one."""
+def chosen(make: Callable, sizes: Keywords, own: dict, workload: str) -> Keywords:
+    """The sizes of a workload that get_workloads states as a dict. make: get_inputs, whose sizes these are. Raises
+    InvalidDeclaration for an unknown one."""
+    parameters = inspect.signature(make).parameters
     for name, value in own.items():
+        if name in parameters and name not in sizes:
+            default = parameters[name].default
+            kind = "no default" if default is inspect.Parameter.empty else f"a default of type {type(default).__name__}"
+            raise InvalidDeclaration(
+                f"workload '{workload}' sets {name!r}, which has {kind} in get_inputs; a size has a whole number as "
+                f"default, such as {name}=8"
+            )
         if name not in sizes or type(value) is not int or value < 1:
             known = ", ".join(sizes) or "none"
             raise InvalidDeclaration(

@@ -293,7 +293,7 @@ def more_workloads(module) -> dict[str, Callable[..., list]]:
     return {
         name: make
         if callable(make)
-        else functools.partial(module.get_inputs, **keyword_sizes.chosen(sizes, make, name))
+        else functools.partial(module.get_inputs, **keyword_sizes.chosen(module.get_inputs, sizes, make, name))
         for name, make in more.items()
     }
 

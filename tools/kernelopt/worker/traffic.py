@@ -6,12 +6,15 @@ A number here may be too low, never too high: a time below it is called impossib
   (`cache[pages]`), those count;
 - what the call itself wrote before does not count as read, since a kernel may still hold it, nor does anything between
   the first and the last element of what it wrote, but for other columns of the same rows;
-- an input that the task declares with MUTATES counts as written where its elements differ after the call.
+- an input that the task declares with MUTATES counts as written where its elements differ after the call;
+- a byte that several views of one storage share counts once.
 """
 
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
+import numpy
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +40,8 @@ ASKING = {
 
 
 PIECE = 1 << 18  # elements
+Extent = tuple  # (first byte, (step in bytes, count) from the inside out): bytes of a storage that a view covers
+MOST_CELLS = 1 << 26  # of a map of what views cover: 64 MiB, some 50 ms
 
 
 class Reads(TorchDispatchMode):
@@ -44,15 +49,20 @@ class Reads(TorchDispatchMode):
 
     def __init__(self, tensors: list[torch.Tensor]):
         super().__init__()
-        self._whole: dict[int, int] = {}  # bytes by storage
-        for tensor in tensors:
-            self._whole[place(tensor)] = max(spanned_bytes(tensor), self._whole.get(place(tensor), 0))
-        self._parts: dict[int, dict[tuple, int]] = {at: {} for at in self._whole}  # bytes, by view or by operation
-        self._written: dict[int, list[torch.Tensor]] = {at: [] for at in self._whole}  # views of each storage
+        self._given = extents(tensors)  # by storage
+        self._read_parts: dict[int, set[Extent]] = defaultdict(set)
+        self._picked_of: dict[int, dict[Extent, int]] = defaultdict(dict)  # bytes, by the view that was picked from
+        self._written: dict[int, list[torch.Tensor]] = {at: [] for at in self._given}  # views of each storage
 
     def bytes_read(self) -> int:
-        """Bytes of the parts; together no more than each tensor has."""
-        return sum(min(sum(self._parts[at].values()), whole) for at, whole in self._whole.items())
+        """Bytes that at least one operation read. Picked elements may be the same ones: they count up to the whole
+        view that they were picked from."""
+        return sum(self._bytes_of(at, given) for at, given in self._given.items())
+
+    def _bytes_of(self, at: int, given: set[Extent]) -> int:
+        parts, picked = self._read_parts[at], self._picked_of[at]
+        separately = covered_bytes(parts) + sum(min(size, covered_bytes({view})) for view, size in picked.items())
+        return min(separately, covered_bytes(parts | set(picked)), covered_bytes(given))
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -76,7 +86,8 @@ class Reads(TorchDispatchMode):
 
     def _read(self, value) -> None:
         for tensor in tensor_trees.input_tensors([value]):
-            self._note(tensor, extent(tensor), spanned_bytes(tensor))
+            if self._must_be_read(tensor):
+                self._read_parts[place(tensor)].add(extent(tensor))
 
     def _write(self, value) -> None:
         for tensor in tensor_trees.input_tensors([value]):
@@ -84,12 +95,18 @@ class Reads(TorchDispatchMode):
                 self._written[place(tensor)].append(tensor)
 
     def _picked(self, tensor: torch.Tensor, elements: int) -> None:
-        self._note(tensor, (len(self._parts.get(place(tensor), ())), "picked"), elements * tensor.itemsize)
+        if self._must_be_read(tensor):
+            of_views, view = self._picked_of[place(tensor)], extent(tensor)
+            of_views[view] = of_views.get(view, 0) + elements * tensor.itemsize
 
-    def _note(self, tensor: torch.Tensor, part: tuple, size: int) -> None:
+    def _must_be_read(self, tensor: torch.Tensor) -> bool:
+        """Has it elements, and do they lie in a given tensor, where the call has not written?"""
         at = place(tensor)
-        if at in self._whole and not any(may_overlap(tensor, written) for written in self._written[at]):
-            self._parts[at][part] = size
+        return (
+            tensor.numel() > 0
+            and at in self._given
+            and not any(may_overlap(tensor, written) for written in self._written[at])
+        )
 
 
 def place(tensor: torch.Tensor) -> int:
@@ -97,15 +114,56 @@ def place(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-def extent(tensor: torch.Tensor) -> tuple:
-    """Equal for views of the same elements of a storage, whatever the order of their dimensions."""
-    merged: list[list[int]] = []
+def extent(tensor: torch.Tensor) -> Extent:
+    """Equal for views of the same bytes of a storage, whatever the order of their dimensions. What an expanded view
+    repeats counts once."""
+    merged = [[1, tensor.itemsize]]
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1 and s):
-        if merged and merged[-1][0] * merged[-1][1] == stride:
+        if merged[-1][0] * merged[-1][1] == stride * tensor.itemsize:
             merged[-1][1] *= size
         else:
-            merged.append([stride, size])
-    return tensor.storage_offset(), *map(tuple, merged)
+            merged.append([stride * tensor.itemsize, size])
+    return tensor.storage_offset() * tensor.itemsize, *map(tuple, merged)
+
+
+def extents(tensors: Sequence[torch.Tensor]) -> dict[int, set[Extent]]:
+    """What tensors cover of each storage. One without elements covers nothing."""
+    of_storages = defaultdict(set)
+    for tensor in tensors:
+        if tensor.numel():
+            of_storages[place(tensor)].add(extent(tensor))
+    return of_storages
+
+
+def covered_bytes(parts: Collection[Extent]) -> int:
+    """Bytes of a storage that at least one of the parts covers: counted on a map of the stretch that they span. A cell
+    of the map is the largest piece that each part covers as a whole or not at all. Where the map would have more than
+    MOST_CELLS: the bytes of the largest part, which may be too few."""
+    if len(parts) < 2:
+        sizes = [own_bytes(part) for part in parts]
+        if not sizes or sizes[0][1]:
+            return sum(size for size, _ in sizes)
+    first = min(offset for offset, *_ in parts)
+    last = max(offset + spread(*zip(*[(n, s) for s, n in runs], strict=True)) for offset, *runs in parts)
+    cell = math.gcd(*(number for at, (_, run), *outer in parts for number in (at - first, run, *(s for s, _ in outer))))
+    if (last - first) // cell > MOST_CELLS:
+        return max(own_bytes(part)[0] for part in parts)
+    covered = numpy.zeros((last - first) // cell, dtype=bool)
+    for at, (_, run), *outer in parts:
+        shape, stride = (run // cell, *(n for _, n in outer)), (1, *(s // cell for s, _ in outer))
+        numpy.lib.stride_tricks.as_strided(covered[(at - first) // cell :], shape, stride)[...] = True
+    return int(numpy.count_nonzero(covered)) * cell
+
+
+def own_bytes(part: Extent) -> tuple[int, bool]:
+    """(bytes that a part covers at least, are they all). A dimension whose steps are shorter than what lies within them
+    covers some bytes again, and is left out."""
+    size, reach, whole = 1, 1, True
+    for stride, count in part[1:]:
+        whole &= stride >= reach
+        size *= count if stride >= reach else 1
+        reach += stride * (count - 1)
+    return size, whole
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

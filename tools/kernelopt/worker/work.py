@@ -130,13 +130,8 @@ def is_known_number(tensor: torch.Tensor) -> bool:
 
 
 def least_bytes(values: list[torch.Tensor]) -> int:
-    """Bytes of the distinct storages behind `values`; a view counts no more than it spans."""
-    sizes: dict[int, int] = {}
-    for tensor in values:
-        storage = tensor.untyped_storage()
-        size = min(tensor.nbytes, storage.nbytes())
-        sizes[storage._cdata] = max(size, sizes.get(storage._cdata, 0))
-    return sum(sizes.values())
+    """Bytes of memory that `values` cover. What several views of a storage share counts once."""
+    return sum(map(traffic.covered_bytes, traffic.extents(values).values()))
 
 
 def product_flops(matrix: tuple, vector: tuple, *_, **__) -> int:
