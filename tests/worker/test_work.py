@@ -1,5 +1,7 @@
 """The least work of a problem (worker.work)."""
 
+import statistics
+
 import pytest
 import torch
 from kernelopt.hardware.work import CountedWorkload
@@ -359,3 +361,29 @@ def get_inputs(): return [torch.randn(16, 64, 32), torch.randn(32, 8), {lengths}
     assert CountedWorkload.from_json(counted.to_json()) == counted
     printed = run_here("estimate_work.py", "--reference", tmp_path / "reference_file.py").stdout
     assert ("drawn numbers decide the FLOPs" in printed) == differ, printed
+
+
+@pytest.mark.parametrize(
+    ("lengths", "draws"),
+    [
+        ("torch.full((16,), 32)", 1),
+        ("torch.randint(8, 65, (16,))", work.DRAWS),
+        ("torch.arange(48)[torch.randperm(48)[:16]]", work.DRAWS),
+    ],
+)
+def test_whole_numbers_that_are_equal_with_each_seed_are_counted_once(tmp_path, lengths, draws):
+    text = f"""
+import torch, torch.nn as nn
+ENDED = []
+class Model(nn.Module):
+    def forward(self, x, w, lengths):
+        out = torch.stack([(one[:length] @ w).sum(0) for one, length in zip(x, lengths.tolist())])
+        ENDED.append(lengths.tolist())
+        return out
+def get_inputs(): return [torch.randn(16, 64, 32), torch.randn(32, 8), {lengths}]
+"""
+    given = reference(tmp_path, text)
+    flops = work.estimate(given, "default", None, "cpu").work.flops
+    ended = given.apart("fake").model_class.forward.__globals__["ENDED"]
+    assert len(ended) == draws
+    assert flops == round(statistics.mean(2 * 32 * 8 * sum(one) for one in ended))
