@@ -286,7 +286,7 @@ def endless_waits(summary: Summary) -> Iterator[Remark]:
 
 
 def early_arrivals(summary: Summary) -> Iterator[Remark]:
-    """An arrival says that a memory is free, and the next bulk copy fills it. The code does not show which memory."""
+    """An arrival may free memory, which the next bulk copy then fills. The code does not show which memory."""
     if summary.early:
         load, arrival = summary.early[0]
         yield Remark(

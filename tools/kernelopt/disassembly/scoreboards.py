@@ -11,7 +11,7 @@ from .listings import Instruction, Kernel
 
 NONE = 7  # sets no scoreboard
 LOAD = re.compile(r"LDSM?\b")
-ARRIVAL = re.compile(r"SYNCS\.ARRIVE\..*\bA1T0\b")  # without a count of bytes to come, as who has used a memory says it
+ARRIVAL = re.compile(r"SYNCS\.ARRIVE\..*\bA1T0\b")  # an arrival alone; one that also expects bytes frees no memory
 
 
 def sets(instruction: Instruction) -> int:
@@ -26,7 +26,7 @@ def waits(instruction: Instruction) -> int:
 
 def early_arrivals(kernel: Kernel) -> Iterator[tuple[str, str]]:
     """(load from shared memory, arrival at an mbarrier), as text, with a way from one to the other on which nothing
-    waits for the load. If the arrival says that the memory is free, the next copy may overtake the load."""
+    waits for the load. If the arrival frees the memory that the load reads, the next copy may overtake it."""
     code = kernel.instructions
     for index, load in enumerate(code):
         if not LOAD.match(load.opcode) or sets(load) == NONE:
