@@ -48,7 +48,8 @@ class CaseReport:
     mutated: numbers of inputs. rearranged: other things lie in a list, dict or object among the inputs than before.
     changed: names of parameters and buffers. aliased: an output shares memory with one of
     another call. shares: numbers of inputs that an output shares memory with. changed_after_return: an output was
-    written after its call. deterministic: two calls on the same contents agree, None where there was one. device:
+    written after its call. deterministic: all calls on the same contents agree, None where there was one. repeats:
+    calls on the same contents for this alone; differing: those of them that left other results. device:
     where an output lies, if elsewhere. guarded: with guard bands.
     kernels: [{name, us, origin, …}] of a traced call.
     """
@@ -65,6 +66,8 @@ class CaseReport:
     kernels: list[dict] | None
     shares: Sequence[int] = ()
     rearranged: bool = False
+    repeats: int = 0
+    differing: int = 0
 
 
 REPORT_KEYS = {field.name for field in fields(CaseReport)}
@@ -100,6 +103,8 @@ class Observed:
     oracle: str | None
     kernels: list[KernelShare] | None
     outputs: list[OutputCheck]
+    repeats: int = 0
+    differing: int = 0
 
     def to_json(self) -> dict:
         kernels = self.kernels and [kernel.to_json() for kernel in self.kernels]
@@ -138,7 +143,8 @@ class CaseResult:
     @classmethod
     def from_json(cls, result: dict) -> "CaseResult":
         names = [field.name for field in fields(Observed)]
-        observed = Observed.from_json({name: result[name] for name in names}) if "outputs" in result else None
+        known = {name: result[name] for name in names if name in result}
+        observed = Observed.from_json(known) if "outputs" in result else None
         values = {name: value for name, value in result.items() if name not in names}
         return cls(**{**values, "status": Status(values["status"])}, observed=observed)
 
@@ -153,6 +159,9 @@ def judge(case: Case, report: CaseReport | Fault, check: OracleCheck | None, lib
     fault = next(faults(case, report, check, libraries), None)
     if fault and check.strange and fault.status in OF_CONTENTS:
         fault = Fault(Status.INVALID_TASK, OTHER_CONTENTS.format(check.strange[0]))
+    elif fault and report.differing and fault.status in OF_CONTENTS:
+        some = f"{report.differing} of {report.repeats} calls on the same contents left another result"
+        fault = Fault(fault.status, f"{fault.message}; {some}: a race?")
     if fault and case.variant and case.variant.values in ONLY_REPORTED:
         fault = Fault(Status.DOUBTFUL, f"{fault.status}: {fault.message}")
     return result_of(case, fault, observed(report, check))
@@ -192,6 +201,8 @@ def observed(report: CaseReport, check: OracleCheck) -> Observed:
         oracle=check.oracle,
         kernels=report.kernels and shares(report.kernels),
         outputs=check.outputs,
+        repeats=report.repeats,
+        differing=report.differing,
     )
 
 

@@ -162,14 +162,25 @@ def remarks(cases: list[CaseResult]) -> Iterator[str]:
     for case in cases:
         if case.status == Status.DOUBTFUL:
             yield f"NOT RIGHT on {case.variant} ({case.message[:120]})"
-    if any(case.observed.deterministic is False for case in judged):
-        yield "two calls on the same contents differ: atomic additions in another order, or a race"
+    yield from unsteady(judged)
     if any(case.variant for case in cases) and not any(case.resized for case in cases):
         yield "no size could be varied, so only the task's own were tried; keyword sizes of get_inputs allow others"
     outputs = (pair for case in judged for pair in enumerate(case.observed.outputs))
     yield from dict.fromkeys(f"output {at}: {one.few_draws}" for at, one in outputs if one.few_draws)
     if bare := sum(case.observed.fails_guarded for case in judged):
         yield f"{bare} cases without guard bands around the outputs, with which the kernel fails"
+
+
+def unsteady(judged: list[CaseResult]) -> Iterator[str]:
+    """A remark where calls on the same contents differ, with their share in the workload where it is largest."""
+    cases = [case for case in judged if case.observed.deterministic is False]
+    if not cases:
+        return
+    most = max(cases, key=lambda case: case.observed.differing / max(case.observed.repeats, 1))
+    observed = most.observed
+    few = f"{observed.differing} of {observed.repeats} calls on the same contents differ from the first"
+    shown = f"{few} (workload {most.workload})" if observed.differing else "two calls on the same contents differ"
+    yield f"{shown}: atomic additions in another order, or a race"
 
 
 def declined(cases: list[CaseResult]) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..case_types import PLAIN, CandidateCase
-from . import named_devices, problem, sampling, state, tensor_trees, tracing, variants
+from . import named_devices, problem, repeating, sampling, state, tensor_trees, tracing, variants
 from .context import Candidate, Context, returned
 from .faults import CheatError, describe
 from .guards import GuardedAllocation, Guards
@@ -48,7 +48,7 @@ def results(
         context.mark(f"case {number}", 1)  # so that the parent knows where a process died
         try:
             one = Run(context, candidate, case, guarded)
-            done.append(one.result(f"{path}-{number}", trace and case.first))
+            done.append(one.result(f"{path}-{number}", trace and case.first, repeats=case.first))
             candidate.check_processes()
             elements += one.calls[0].elements()
             candidate.check()
@@ -99,7 +99,8 @@ class CallResult:
 
 class Run:
     """One case: the kernel is called on some contents, on other contents in the same memory, and on the first contents
-    in other memory, so that an answer that depends on a pointer, an earlier call or a captured graph is wrong."""
+    in other memory, so that an answer that depends on a pointer, an earlier call or a captured graph is wrong. On
+    request, it is then called again and again on the first contents (repeating.py)."""
 
     def __init__(self, context: Context, candidate: Candidate, given: CandidateCase, guarded: bool):
         self.context, self.candidate = context, candidate
@@ -122,8 +123,9 @@ class Run:
         self.aliased = False
         self.rearranged = False  # did a call put other things into a list, a dict or an object among its inputs?
 
-    def result(self, path: str, trace: bool) -> dict:
-        """The fields of measure.correctness.CaseReport; the outputs go to files at `path`."""
+    def result(self, path: str, trace: bool, repeats: bool = False) -> dict:
+        """The fields of measure.correctness.CaseReport; the outputs go to files at `path`. repeats: call it again and
+        again, unless one call takes longer than all of these may."""
         memory = last = self._memory(self.case)
         self._call(memory, self.case)
         self._restore()
@@ -132,11 +134,15 @@ class Run:
             self._call(memory if same_shapes(self.case, self.other) else self._memory(self.other), self.other)
             self._restore()
             last = self._memory(self.case)
+            began = time.monotonic()
             self._call(last, self.case)
+            repeats = repeats and time.monotonic() - began < repeating.LIMIT_S[self.context.device]
             self._restore()
         time.sleep(SETTLE_S)
         self.context.synchronize()
         report = self._report(last)
+        if self.other and repeats:
+            report |= self._repeat(last)
         self._store(path, report["deterministic"])
         if self.samples:
             self._draw(f"{path}-draws.pt")
@@ -157,9 +163,37 @@ class Run:
             "changed_after_return": any(late),
             "out_of_bounds": self.guards.broken(),
             "deterministic": first.equals(self.calls[2]) if self.other else None,
+            "repeats": 0,
+            "differing": 0,
             "device": next((t.device.type for t in first.live.values() if t.device.type != self.context.device), None),
             "guarded": self.guarded,
             "fails_guarded": self.fails_guarded,
+        }
+
+    def _repeat(self, memory: list[torch.Tensor]) -> dict:
+        """Call the kernel on the first contents for some time. Of those calls and the third, the one that is farthest
+        from the first is judged as the third. memory: for the inputs. Returns the fields of the report that change."""
+        (first, _, third), bound = self.calls, self.kernel.bound
+        contents = [tensor.to(self.context.device) for tensor in tensor_trees.input_tensors(self.case.inputs)]
+        arguments = tensor_trees.with_tensors(self.case.inputs, memory)
+        kept = {tensor.untyped_storage().data_ptr() for tensor in [*memory, *state.held(bound).values()]}
+
+        def call() -> list[torch.Tensor]:
+            self.state.restore(self.state.changed())
+            tensor_trees.fill(memory, contents)
+            return [*returned(problem.call(self.kernel, arguments)), *(memory[number] for number in first.inputs)]
+
+        before, limit_s = [*first.copies, *first.inputs.values()], repeating.LIMIT_S[self.context.device]
+        with torch._C.DisableTorchFunctionSubclass(), self.context.watched():
+            found = repeating.repeated(call, before, limit_s, kept)
+        self._restore()
+        if found.distance > repeating.distance_of([*third.copies, *third.inputs.values()], before):
+            outputs, inputs = found.worst[: len(first.copies)], found.worst[len(first.copies) :]
+            self.calls[2] = CallResult(first.structure, outputs, {}, dict(zip(first.inputs, inputs, strict=True)))
+        return {
+            "repeats": found.calls,
+            "differing": found.differing,
+            "deterministic": first.equals(self.calls[2]),
         }
 
     def _draw(self, path: str) -> None:
