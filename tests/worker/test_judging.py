@@ -1,8 +1,12 @@
 """The oracle computes its results once for each seed where cases may share them, and never shares them otherwise."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
+from kernelopt.case_types import Variant
 from kernelopt.worker import judging, problem, reference_runs, tensor_files
+from kernelopt.worker.case_maker import CaseMaker
 from kernelopt.worker.jobs import Context
 
 SCALE = """
@@ -137,3 +141,38 @@ def test_more_outputs_at_other_sizes_are_judged_like_the_others(tmp_path):
     answers = judging.check(Context("cpu", {}, None), str(path), None, cases, TOLERANCES).cases
     assert [answer.broken for answer in answers] == [None, None]
     assert [output.errors.mismatches for output in answers[1].outputs] == [0, 0, 0, 40]
+
+
+ONE_SUM = """
+import torch
+COMPARE = {0: {"rms": 0.01}}
+class Model(torch.nn.Module):
+    def forward(self, x, y, z): return (x * y).sum(-1, keepdim=True) * z
+def get_inputs(*, rows=64): return [torch.randn(rows, 128) for _ in range(3)]
+"""
+
+
+@pytest.mark.parametrize("by_keywords", [True, False])
+def test_a_sum_near_0_is_no_scale_for_its_error(tmp_path, by_keywords):
+    """At one row the output is a sum and its multiples. Of random terms one sum in seven is so near 0 that roundings to
+    bf16 are more than 1 % of it. A kernel is right on it as it is on others, and one that is 5 % off is wrong."""
+    path = tmp_path / "reference.py"
+    path.write_text(ONE_SUM if by_keywords else ONE_SUM.replace("*, rows=64", "").replace("rows", "64"))
+    loaded = problem.Reference(path)
+    maker = CaseMaker(loaded, None, "cpu")
+    one = {"keywords": {"rows": 1}, "sizes": []} if by_keywords else {"sizes": [[n, 0, 1] for n in range(3)]}
+    variant = Variant("one", **one)
+
+    def refusals(off: float) -> int:
+        cases = []
+        for seed in range(60):
+            x, y, z = maker.case("default", seed, variant).inputs
+            rounded = (x.bfloat16().float() * y.bfloat16().float()).sum(-1, keepdim=True).bfloat16().float() * z
+            file = str(tmp_path / f"{seed}.pt")
+            tensor_files.save({"outputs": [rounded * off], "inputs": {}, "structure": "Tensor", "state": {}}, file)
+            call = {"inputs_seed": seed, "output": file}
+            cases.append({"workload": "default", "seed": seed, "variant": asdict(variant), "calls": [call]})
+        answers = judging.check(Context("cpu", {}, None), str(path), None, cases, TOLERANCES).cases
+        return sum(bool(answer.calls[0].outputs[0].errors.refused) for answer in answers)
+
+    assert refusals(1.0) == 0 and refusals(1.05) > 40

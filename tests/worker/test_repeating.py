@@ -14,7 +14,7 @@ NAN, INF = math.nan, math.inf
 def clock(monkeypatch):
     """Each look at the clock takes a second."""
     seconds = itertools.count()
-    monkeypatch.setattr(repeating.time, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(repeating, "monotonic", lambda: next(seconds))
 
 
 def test_of_the_calls_that_differ_the_farthest_is_kept(clock):
@@ -35,6 +35,11 @@ def test_a_call_finds_no_former_result_in_its_memory_but_what_is_kept_stays(cloc
     found = repeating.repeated(call, [torch.full((2,), 2.0), torch.ones(2)], 3, {weight.untyped_storage().data_ptr()})
     assert (found.calls, found.differing) == (2, 0) and not found.worst
     assert seen[1][0].isnan().all() and (seen[1][1] == 1).all()
+
+
+def test_a_clock_that_stands_still_ends_it_all_the_same(monkeypatch):
+    monkeypatch.setattr(repeating, "monotonic", lambda: 0.0)
+    assert repeating.repeated(lambda: [torch.ones(1)], [torch.ones(1)], 1.0, set()).calls == repeating.MOST
 
 
 @pytest.mark.parametrize(

@@ -356,10 +356,13 @@ def test_edges_stay_sorted_and_permutations_permutations():
     assert (segments.diff() >= 0).all() and segments.max() < 5
 
 
-def test_only_floats_without_an_order_are_taken_from_their_end():
+def test_only_floats_without_an_order_get_other_contents():
     case = problem.Case([torch.randn(5), torch.arange(6), torch.linspace(0, 1, 7)], [], {}, None)
-    found = variant_inputs.of_case(case, Variant("turned", []), from_the_end=True).inputs
-    assert found[0].equal(case.inputs[0].flip(0)) and all(map(torch.equal, found[1:], case.inputs[1:]))
+    seen = [variant_inputs.of_case(case, Variant("turned", []), other).inputs for other in range(5)]
+    assert len({tuple(inputs[0].tolist()) for inputs in seen}) == 5 and seen[0][0].equal(case.inputs[0])
+    for inputs in seen:
+        assert inputs[0].sort().values.equal(case.inputs[0].sort().values)
+        assert all(map(torch.equal, inputs[1:], case.inputs[1:]))
 
 
 def test_inputs_of_one_size_get_other_signs():

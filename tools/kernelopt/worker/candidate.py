@@ -141,7 +141,7 @@ class Run:
         time.sleep(SETTLE_S)
         self.context.synchronize()
         report = self._report(last)
-        if self.other and repeats:
+        if self.other and repeats and not self.aliased:
             report |= self._repeat(last)
         self._store(path, report["deterministic"])
         if self.samples:

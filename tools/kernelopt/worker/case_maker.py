@@ -34,14 +34,12 @@ class CaseMaker:
         """What a variant of keyword sizes holds, by shapes alone; None where shapes do not tell."""
         return size_trials.held(self.loaded, workload, seed, self._dtype, variant.keywords)
 
-    def case(
-        self, workload: str, seed: int, variant: Variant | None = None, from_the_end: bool = False
-    ) -> problem.Case:
-        """The inputs and parameters of a seed, made or cut to the sizes of a variant. from_the_end: other elements of
-        them."""
+    def case(self, workload: str, seed: int, variant: Variant | None = None, other: int = 0) -> problem.Case:
+        """The inputs and parameters of a seed, made or cut to the sizes of a variant. other: the number of other
+        contents of these sizes, 0 for its own."""
         keywords = variant.keywords if variant else {}
-        if keywords and from_the_end:
-            seed, from_the_end = seed + 1, False
+        if keywords and other:
+            seed, other = seed + other, 0
         by_keywords = bool(self.loaded.sizes[workload])
         drawn = variant.values if variant and by_keywords and variant.values in variant_inputs.VALUES else None
         key = workload, seed, tuple(keywords.items()), drawn
@@ -52,10 +50,10 @@ class CaseMaker:
         if not variant:
             return self._last[1]
         rest = replace(variant, values=None) if drawn else variant
-        made = variant_inputs.of_case(self._last[1], rest, from_the_end)
+        made = variant_inputs.of_case(self._last[1], rest, other)
         if variant.values == variant_inputs.UNEQUAL_ROWS:
             another = self.loaded.case(workload, seed + 1, self._dtype, self.device, keywords)
-            another = variant_inputs.of_case(another, rest, from_the_end)
+            another = variant_inputs.of_case(another, rest, other)
             made = made.with_inputs(variant_inputs.unequal(made.inputs, another.inputs))
         return made.with_inputs(self._other_numbers(made.inputs, workload, keywords, variant.values))
 

@@ -1,13 +1,14 @@
 """The reference on one case: what it gives on the inputs of a seed, in the task's own dtype and in the highest
 precision."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..case_types import StoredCase
-from . import accuracy, problem, reference_runs, sampling, state, tensor_trees
+from . import accuracy, problem, reference_runs, sampling, state, tensor_trees, variant_inputs
 from .case_maker import CaseMaker
 from .contract import InvalidDeclaration
 from .expected_outputs import ChangedInput, ExpectedOutput, bound_of, roughly_on
@@ -16,6 +17,7 @@ from .faults import OracleError, blaming
 # Of the rms of an output at the task's own sizes: the least scale at other sizes. There a loss over one class, or the
 # gradient of a norm over two columns, is 0 but for rounding.
 LEAST_SCALE = 0.01
+FEW_SUMS = 4096  # elements: so small an output may consist of one sum and its multiples
 PLAIN_TYPES = (bool, int, float, str, type(None))  # whose text is their value
 
 Key = tuple[str, int, str]  # of results: workload, seed of the inputs, arguments of the constructor
@@ -90,7 +92,7 @@ class CaseReference:
             )
         baseline, returned, structure = ran.outputs, ran.returned, ran.structure
         del ran  # and the model in it, before the reference runs again
-        least_rms, changed = self._least_rms(seed, oracle), [None] * returned + self._changed_inputs(case.inputs)
+        least_rms, changed = self._least_rms(len(oracle)), [None] * returned + self._changed_inputs(case.inputs)
         declared, roughly = self.loaded.declarations, roughly_on(self.variant)
         outputs = [
             ExpectedOutput(
@@ -120,23 +122,34 @@ class CaseReference:
         numbers = declared.mutated_tensors(inputs)
         return [ChangedInput(number, declared.name_of_tensor(inputs, number), tensors[number]) for number in numbers]
 
-    def _least_rms(self, seed: int, oracle: list[torch.Tensor]) -> list[float]:
-        """The least scale of each output at other sizes than the task's own: a share of its rms there, and, of few
-        elements, where a sum near 0 is no scale, the rms on other contents of the same sizes; else 0."""
-        if not (self.variant and self.variant.resized):
-            return [0.0] * len(oracle)
-        usual = [*self.usual_rms, *[0.0] * len(oracle)][: len(oracle)]  # at other sizes there may be more outputs
-        least = [LEAST_SCALE * rms for rms in usual]
-        if not any(tensor.numel() < accuracy.FEW for tensor in oracle):
-            return least
-        try:
-            other = self.maker.case(self.workload, seed, self.variant, from_the_end=True)
-            results = list(map(accuracy.comparable, reference_runs.outputs(self.loaded, other, self.device)))
-        except Exception:  # the reference may refuse contents that we made
-            return least
-        others = map(accuracy.root_mean_square, results)
-        few = (tensor.numel() < accuracy.FEW for tensor in oracle)
-        return [max(own, rms) if alone else own for own, rms, alone in zip(least, others, few, strict=True)]
+    def _least_rms(self, count: int) -> list[float]:
+        """The least scale of so many outputs at other sizes than the task's own, a share of their rms there; else 0."""
+        if not self._is_resized():
+            return [0.0] * count
+        usual = [*self.usual_rms, *[0.0] * count][:count]  # at other sizes there may be more outputs
+        return [LEAST_SCALE * rms for rms in usual]
+
+    def _is_resized(self) -> bool:
+        return bool(self.variant and self.variant.resized)
+
+    def typical_rms(self, seed: int, outputs: Sequence[torch.Tensor]) -> list[float]:
+        """The rms of each output over other contents of its sizes, where these are not the task's own and the output is
+        small; else 0. One sum of a few may lie near 0, which is no scale for its error."""
+        none = [0.0] * len(outputs)
+        if not self._is_resized() or all(tensor.numel() > FEW_SUMS for tensor in outputs):
+            return none
+        squares: list[list[float]] = []
+        for other in range(1, variant_inputs.OTHERS + 1):
+            try:
+                case = self.maker.case(self.workload, seed, self.variant, other)
+                results = reference_runs.outputs(self.loaded, case, self.device)
+            except Exception:  # the reference may refuse contents that we made
+                continue
+            squares.append([accuracy.root_mean_square(accuracy.comparable(one)) ** 2 for one in results])
+        if any(len(each) != len(outputs) for each in squares):
+            return none
+        means = [math.sqrt(sum(each) / len(each)) for each in zip(*squares, strict=True)] or none
+        return [rms if tensor.numel() <= FEW_SUMS else 0.0 for rms, tensor in zip(means, outputs, strict=True)]
 
     def _check_probabilities(self, expected: Expected, own: bool) -> None:
         """Raises where SAMPLES names an output that is none, or that holds no probabilities. own: a fault of the task,

@@ -1,9 +1,9 @@
 """The same call again and again, and all of its bits compared: a race may show in one call of hundreds, by an error
 that the tolerance allows."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic  # now, since a kernel may replace it
 
 import torch
 
@@ -11,6 +11,7 @@ from . import accuracy
 from .state import all_identical
 
 LIMIT_S = {"cuda": 0.1, "cpu": 0.01}  # of a workload's calls
+MOST = 1000  # calls
 INFINITY = float("inf")
 PIECE = 1 << 24  # elements that are subtracted at once
 UNWRITTEN = 0xFF  # NaN in every floating format
@@ -33,8 +34,8 @@ def repeated(
     """Make the call until the time is over. call: gives the tensors that it left; first: those that the first one left.
     They are overwritten before the next call, which could else leave an old result in place; kept: the addresses of
     storages that are not."""
-    end, found = time.monotonic() + limit_s, Repeats()
-    while time.monotonic() < end:
+    end, found = monotonic() + limit_s, Repeats()
+    while monotonic() < end and found.calls < MOST:
         left = list(call())
         found.calls += 1
         if not all_identical(left, first):

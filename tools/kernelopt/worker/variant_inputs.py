@@ -21,6 +21,7 @@ CONSTANTS = "varied constants"  # a mask that is all true, a bias of zeros, one 
 OTHER_SEED = "another seed"  # in the parameters of forward that are called so
 OTHER_NUMBERS = "other numbers"  # floating ones, three quarters as large
 UNEQUAL_ROWS = "unequal rows"  # where outputs are drawn at random; get_inputs may make all rows equal
+OTHERS = 4  # other contents that a case's inputs can have
 FLAGS = "varied zeros and ones"  # of whole numbers: a mask of ones, token types or zero points of zeros
 
 
@@ -155,12 +156,12 @@ def within(tensor: torch.Tensor, limits: set[tuple[int, int]]) -> torch.Tensor:
     return torch.where(tensor >= 0, lowest + (tensor - lowest) % (new - lowest), tensor)
 
 
-def of_case(case: problem.Case, wanted: Variant, from_the_end: bool = False) -> problem.Case:
-    """The case as a variant wants it; from_the_end: with the last elements of floating tensors in place of the
-    first."""
+def of_case(case: problem.Case, wanted: Variant, other: int = 0) -> problem.Case:
+    """The case as a variant wants it; other: with later elements of floating tensors in place of the first, others for
+    each number from 1 to OTHERS."""
     given, values = case.inputs, wanted.values
-    if from_the_end:
-        given = tensor_trees.map_tensors(given, turned)
+    if other:
+        given = tensor_trees.map_tensors(given, lambda tensor: turned(tensor, other))
     inputs = cut(given, wanted.sizes)
     numbers = itertools.count()
     inputs = tensor_trees.map_tensors(inputs, lambda tensor: with_values(tensor, values, next(numbers)))
@@ -210,10 +211,10 @@ def unequal(inputs: list, others: list) -> list:
     return tensor_trees.map_tensors(inputs, mixed)
 
 
-def turned(tensor: torch.Tensor) -> torch.Tensor:
-    """A floating tensor from its end; whole numbers and edges mean something in their order."""
+def turned(tensor: torch.Tensor, other: int) -> torch.Tensor:
+    """A floating tensor from a later element on; whole numbers and edges mean something in their order."""
     movable = tensor.is_floating_point() and not rising(tensor)
-    return tensor.flip(list(range(tensor.dim()))) if movable else tensor
+    return tensor.roll(-other * max(1, tensor.numel() // (OTHERS + 1))) if movable else tensor
 
 
 def with_values(tensor: torch.Tensor, values: str | None, number: int) -> torch.Tensor:
