@@ -13,7 +13,7 @@ import subprocess
 
 import numpy as np
 import pytest
-from conftest import BUNDLE
+from conftest import BUNDLE, compiled_for_hopper, early_arrivals
 
 pytest.importorskip("triton")  # a candidate imports it
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "w4a16" / "candidates" / "ring.py"
@@ -42,20 +42,30 @@ def one_row(tmp_path_factory):
     return index_of("one", tmp_path_factory.mktemp("one_row"))
 
 
+EIGHTS = {"SIXTEEN": 2, "THIRTY": 4}  # of rows, at most, with these constants
+
+
+def constant(name: str):
+    """A constant of the candidate, which is not run."""
+    (value,) = (
+        node.value
+        for node in ast.parse(FILE.read_text()).body
+        if isinstance(node, ast.Assign) and node.targets[0].id == name
+    )
+    return ast.literal_eval(value)
+
+
+def configurations() -> list[dict]:
+    """Those of the candidate that change what 9 to 32 rows run; {} is the chosen one."""
+    return [one for one in constant("SPACE") if not one or EIGHTS.keys() & one]
+
+
 def shapes() -> list[tuple[int, tuple]]:
     """Rows in eights, and the constants of the candidate's shapes for so many rows, of all its configurations."""
-    assigned = {
-        node.targets[0].id: node.value for node in ast.parse(FILE.read_text()).body if isinstance(node, ast.Assign)
-    }
-    names = {"SIXTEEN": 2, "THIRTY": 4}
-    chosen = [(eights, ast.literal_eval(assigned[name])) for name, eights in names.items()]
-    others = [
-        (eights, one[name])
-        for one in ast.literal_eval(assigned["SPACE"])
-        for name, eights in names.items()
-        if name in one
-    ]
-    return list(dict.fromkeys(chosen + others))
+    chosen = {name: constant(name) for name in EIGHTS}
+    return list(
+        dict.fromkeys((eights, (chosen | one)[name]) for one in configurations() for name, eights in EIGHTS.items())
+    )
 
 
 def by_tma(rows: np.ndarray) -> np.ndarray:
@@ -345,3 +355,17 @@ def test_an_empty_product_is_zero_and_tensors_of_the_cpu_are_refused():
     for rows in (1, 8, 16, 32):
         with pytest.raises(ValueError, match="on a GPU"):
             product(*inputs(rows, 256, 64))
+
+
+@pytest.mark.parametrize("constants", configurations(), ids=str)
+def test_a_stage_is_freed_only_behind_what_was_loaded_from_it(tmp_path, constants):
+    """With 9 to 32 rows ptxas let the arrival pass the loads of scales, zero points and totals."""
+    candidate, code = tmp_path / "candidates" / FILE.name, tmp_path / "code"
+    candidate.parent.mkdir()
+    candidate.write_text(FILE.read_text() + "".join(f"\n{name} = {value}" for name, value in constants.items()))
+    shutil.copy(FILE.parents[1] / "reference.py", tmp_path)
+    kernels = compiled_for_hopper(candidate, "--emit", code)
+    assert sorted(kernel["name"] for kernel in kernels) == [*["product"] * 5, "product_kernel"]
+    for kernel in kernels:
+        assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
+    assert early_arrivals(code / "sm_90a" / "product_kernel.cubin") == []  # of all kernels

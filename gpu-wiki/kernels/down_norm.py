@@ -168,6 +168,7 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
             #pragma unroll
             for (int s = 0; s < 2; ++s) {
                 bar_wait(full + 8 * stage, parity);
+                u32 all = 0;
                 #pragma unroll
                 for (int i = 0; i < (s ? 1 : 3); ++i) {
                     const u32 at = ring + stage * STAGE_BYTES + i * SLAB + group * (SLAB / 2) + own * 128 + quad * 4;
@@ -176,12 +177,13 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
                         u32 v0, v1;
                         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v0) : "r"(at + ((j ^ (own & 7)) << 4)) : "memory");
                         asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v1) : "r"(at + 1024 + ((j ^ (own & 7)) << 4)) : "memory");
+                        all |= v0 | v1;
                         float* d = acc + (3 * s + i) * 32 + j * 4;
                         d[0] = __uint_as_float(v0 << 16), d[1] = __uint_as_float(v0 & 0xffff0000u);
                         d[2] = __uint_as_float(v1 << 16), d[3] = __uint_as_float(v1 & 0xffff0000u);
                     }
                 }
-                asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+                asm volatile("{\n.reg .pred p, q;\nsetp.ne.u32 p, %1, 0;\nbar.red.or.pred q, %0, 128, p;\n}" ::"r"(group + 1), "r"(all) : "memory");  // all: it waits for the loads
                 if (releases) bar_arrive_at(empty + 8 * stage, peer);
                 if (LAG && threadIdx.x == 0) bar_arrive(lag_bar + 8 * stage);
                 if (++stage == STAGES) stage = 0, parity ^= 1;

@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 bar_expect(tile_full + 8 * turn, 4);
                 bar_wait(tile_full + 8 * turn, turn_parity);
                 tile = lds(tile_slot + 4 * turn);
-                bar_arrive_at(tile_empty + 8 * turn, 0);
+                if (tile >= 0) bar_arrive_at(tile_empty + 8 * turn, 0);  // always: it waits for the load
                 if (++turn == AHEAD) turn = 0, turn_parity ^= 1;
             }
         } else if (warp == 9 && lane == 0 && block == 0) {
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             bar_wait(tile_full + 8 * turn, turn_parity);
             tile = lds(tile_slot + 4 * turn);
             __syncwarp();
-            if (lane == 0) bar_arrive_at(tile_empty + 8 * turn, 0);
+            if (lane == 0 && tile >= 0) bar_arrive_at(tile_empty + 8 * turn, 0);  // tile: always, it waits for the load
             if (++turn == AHEAD) turn = 0, turn_parity ^= 1;
         }
         if (thread == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

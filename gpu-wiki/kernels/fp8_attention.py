@@ -360,7 +360,10 @@ attend(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorM
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(qr[4 * i]), "=r"(qr[4 * i + 1]), "=r"(qr[4 * i + 2]), "=r"(qr[4 * i + 3]) : "r"(a) : "memory");
       }
-      __syncwarp();
+#endif
+    };
+    auto q_taken = [&]() {  // behind the first products: they take the registers
+#if QREG
       if (lane == 0) mbar_arrive(qempty + 8 * w);
 #endif
     };
@@ -416,6 +419,7 @@ attend(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorM
       bar_arrive(2 - w);
 #endif
       wait_s<0>(s);
+      q_taken();
       release(kempty); next_k();
       if (nb == 1) q_done();
       start(nb == 1 && tail < 128);
@@ -505,6 +509,7 @@ attend(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorM
           bar_arrive(2 - w);
 #endif
           wait_s<1>(s);
+          q_taken();
           release(kempty + 8 * ks);
           next_k();
           if (nb == 1) q_done();

@@ -124,16 +124,17 @@ __device__ __forceinline__ void tile(const P& p, St& st, uint32_t sm, int ch0, i
             f[h][2 * q + k][3] = deq(b[2 * k + 1], sel, s[3], s[1]);
           }
         }
-        if (h == 1) {
-          __syncwarp();
-          if (lane == 0) mb_arrive(wempty + 8 * st.ws);
-          if (++st.ws == WST) st.ws = 0, st.wp ^= 1;
-        }
+        const uint32_t read = wempty + 8 * st.ws;
+        if (h == 1 && ++st.ws == WST) st.ws = 0, st.wp ^= 1;
         uint64_t d = 0x4000004000010000ull | ((sm + st.xs * XB) >> 4);
         wg_fence();
 #pragma unroll
         for (int k = 0; k < 4; k++) wgmma(acc, f[h][k], d + 2 * k, 1);
         wg_commit();
+        if (h == 1) {  // behind the products: they take what was loaded
+          __syncwarp();
+          if (lane == 0) mb_arrive(read);
+        }
         if (++st.xs == XST) st.xs = 0, st.xp ^= 1;
       }
     }

@@ -268,12 +268,14 @@ mla(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorM
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     bar_wait(meta + B_HFULL + 24 * half + 8 * slot, phase);
+                    u32 all = 0;
 #pragma unroll
                     for (int i = 0; i < 16; ++i) {
                         const u32 at = base + (half * 3 + slot) * HALF + (i / 4) * PANEL + row * 128 + (((2 * (i % 4) + (lane >> 4)) ^ (row & 7)) << 4);
                         const int n = 16 * half + i;
                         u32 f[4];
                         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+                        all |= f[0];
 #pragma unroll
                         for (int j = 0; j < 4; ++j) if (n < 31) q[n < 31 ? 4 * n + j : 0] = f[j];
                         if (n == 31) {
@@ -283,7 +285,7 @@ mla(const __grid_constant__ CUtensorMap q_map, const __grid_constant__ CUtensorM
                         }
                     }
                     __syncwarp();
-                    if (lane < 2) bar_arrive_at(meta + B_HEMPTY + 24 * half + 8 * slot, lane);
+                    if (lane < 2 && int(all >> 1) > -p.g) bar_arrive_at(meta + B_HEMPTY + 24 * half + 8 * slot, lane);  // all: always, it waits for the loads
                 }
                 if (++slot == 3) slot = 0, phase ^= 1;
                 asm volatile("bar.sync 1, 128;" ::: "memory");

@@ -281,7 +281,7 @@ packed(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorM
       mbar_wait(tfull + 8 * ts, tp);
       asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(t0), "=r"(keys), "=r"(end), "=r"(head) : "r"(slot + 16 * ts) : "memory");
       __syncwarp();
-      release(tempty + 8 * ts);
+      if (lane == 0 && keys >= 0) mbar_arrive(tempty + 8 * ts);  // keys: always, it waits for the load
       ts ^= 1; tp ^= (ts == 0);
     };
     auto load_qr = [&]() __attribute__((always_inline)) {
@@ -293,7 +293,6 @@ packed(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorM
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(a) : "memory");
       }
-      if (QREG == 8) { __syncwarp(); release(qempty + 8 * w); }
     };
     auto gemm_pv = [&](auto exact) __attribute__((always_inline)) {        // O[64, 128] += P[64, keys] V[keys, 128]
       const uint64_t dv = dv0 + vs * (KV_BYTES / 16);
@@ -395,7 +394,7 @@ packed(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorM
       turn_end();
       if (decltype(prev)::value) wait1(a); else wait0(a);
       free_k();
-      if (QREG < 8 && keys <= BN) release(qempty + 8 * w);
+      if (QREG == 8 || keys <= BN) release(qempty + 8 * w);  // behind the products, which take the registers
       const int rem = keys - (keys - 1) / BN * BN;          // columns of this block that the tile needs
       const int off = rem - TM - 2 * t, lim0 = off + (row >> lg), lim1 = off + ((row + 8) >> lg);
       auto mask = [&](int i) __attribute__((always_inline)) {

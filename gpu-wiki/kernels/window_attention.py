@@ -282,8 +282,6 @@ swa(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorMap 
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(q[4 * i]), "=r"(q[4 * i + 1]), "=r"(q[4 * i + 2]), "=r"(q[4 * i + 3]) : "r"(a) : "memory");
       }
-      __syncwarp();
-      if (lane == 0) mbar_arrive(qempty + 8 * (ti & 1));
     };
     // turns: barrier 1 + w lets warpgroup w issue its products
     auto turn_begin = [&]() { if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + w) : "memory"); };
@@ -318,7 +316,7 @@ swa(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorMap 
     gemm_qk(s, q, dk0);
     wg_commit();
     wait0(s);
-    if (lane == 0) mbar_arrive(kempty);
+    if (lane == 0) { mbar_arrive(qempty); mbar_arrive(kempty); }  // Q: the products have taken the registers
 #pragma unroll 1
     while (true) {
       const int e2 = ++ti < p.most ? tab[ti] : -1;
@@ -345,6 +343,7 @@ swa(const __grid_constant__ CUtensorMap mq, const __grid_constant__ CUtensorMap 
       turn_end();
       wait0(s); wait0(o, pr);
       if (lane == 0) { mbar_arrive(kempty + 8 * nxt); mbar_arrive(vempty + 8 * cur); }
+      if (lane == 0 && e2 >= 0) mbar_arrive(qempty + 8 * (ti & 1));  // the products have taken its registers
       ++m;
       epilogue(e);
       if (e2 < 0) break;
