@@ -43,10 +43,13 @@ def test_the_leader_is_the_first_right_candidate(session):
     rows = [
         {"name": "library", "status": "OK", "opponent": True, "against_best": None},
         {"name": "wrong", "status": "WRONG_VALUES", "opponent": False, "against_best": None},
-        {"name": "a[B=64]", "status": "OK", "opponent": False, "against_best": {"point": 1.5}},
+        {"name": "a[B=64]", "status": "OK", "opponent": False, "against_best": {"point": 1.5}, "dropped": False},
+        {"name": "a", "status": "OK", "opponent": False, "against_best": {"point": 1.4}, "dropped": True},
     ]
     assert session["leader"](rows) == ("a[B=64]", "1.50x")
     assert session["leader"]([{**rows[2], "against_best": None}]) == ("a[B=64]", "an unknown multiple")
+    level = [*rows[:3], {**rows[3], "dropped": False}]
+    assert session["leader"](level) == ("a", "1.40x")  # its own constants
     with pytest.raises(SystemExit, match="no candidate of the exploration is right"):
         session["leader"](rows[:2])
 
