@@ -20,7 +20,7 @@ def clock(monkeypatch):
 def test_of_the_calls_that_differ_the_farthest_is_kept(clock):
     first = torch.tensor([1.0, -8.0])
     off = iter([0.0, 0.5, 2.0, 1.0, 0.0])
-    found = repeating.repeated(lambda: [first + torch.tensor([next(off), 0.0])], [first], 6, set())
+    found = repeating.repeated(lambda: [first + torch.tensor([next(off), 0.0])], [first], 9, set())
     assert (found.calls, found.differing, found.distance) == (5, 3, 0.25)
     assert found.worst[0].tolist() == [3.0, -8.0]
 
@@ -35,6 +35,24 @@ def test_a_call_finds_no_former_result_in_its_memory_but_what_is_kept_stays(cloc
     found = repeating.repeated(call, [torch.full((2,), 2.0), torch.ones(2)], 3, {weight.untyped_storage().data_ptr()})
     assert (found.calls, found.differing) == (2, 0) and not found.worst
     assert seen[1][0].isnan().all() and (seen[1][1] == 1).all()
+
+
+def test_where_all_calls_differ_the_distances_of_some_are_measured(monkeypatch):
+    clock, measured = [0.0], []
+    monkeypatch.setattr(repeating, "monotonic", lambda: clock[0])
+
+    def call():
+        clock[0] += 1
+        return [torch.full((2,), clock[0])]
+
+    def distance(*_):
+        clock[0] += 100
+        measured.append(clock[0])
+        return 1.0
+
+    monkeypatch.setattr(repeating, "distance_of", distance)
+    found = repeating.repeated(call, [torch.zeros(2)], 3, set())
+    assert (found.calls, found.differing, len(measured)) == (3, 3, 1)
 
 
 def test_a_clock_that_stands_still_ends_it_all_the_same(monkeypatch):

@@ -27,22 +27,28 @@ class Repeats:
     worst: list[torch.Tensor] = field(default_factory=list)
     distance: float = -1.0
 
+    def note(self, left: list[torch.Tensor], distance: float) -> None:
+        """What a call left that differs, at this distance."""
+        if distance > self.distance:
+            self.distance, self.worst = distance, [tensor.detach().clone() for tensor in left]
+
 
 def repeated(
     call: Callable[[], Sequence[torch.Tensor]], first: list[torch.Tensor], limit_s: float, kept: set[int]
 ) -> Repeats:
     """Make the call until the time is over. call: gives the tensors that it left; first: those that the first one left.
     They are overwritten before the next call, which could else leave an old result in place; kept: the addresses of
-    storages that are not."""
-    end, found = monotonic() + limit_s, Repeats()
-    while monotonic() < end and found.calls < MOST:
+    storages that are not. Distances take as long again at most: where all calls differ, some tell enough."""
+    end, measuring_s, found = monotonic() + limit_s, 0.0, Repeats()
+    while monotonic() < end + measuring_s and found.calls < MOST:
         left = list(call())
         found.calls += 1
         if not all_identical(left, first):
             found.differing += 1
-            distance = distance_of(left, first)
-            if distance > found.distance:
-                found.distance, found.worst = distance, [tensor.detach().clone() for tensor in left]
+            if measuring_s < limit_s:
+                began = monotonic()
+                found.note(left, distance_of(left, first))
+                measuring_s += monotonic() - began
         for storage in (tensor.untyped_storage() for tensor in left):
             if storage.data_ptr() not in kept:
                 storage.fill_(UNWRITTEN)
