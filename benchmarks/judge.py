@@ -25,7 +25,7 @@ from kernelopt.gate import rounds
 from kernelopt.gate.readiness import RoundStart
 from kernelopt.measure import pairing, timing
 from kernelopt.profilers import ncu
-from kernelopt.session import workspace
+from kernelopt.session import creation
 from kernelopt.session.record import Optimization
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.task import Task
@@ -218,7 +218,7 @@ def gates(folder: Path) -> None:
         work=None,
         targets=(),
     )
-    session = workspace.create(folder, "gate", kernel(folder, 1.5, "slow"), reference(folder, elements), task)
+    session = creation.create(folder, "gate", kernel(folder, 1.5, "slow"), reference(folder, elements), task)
     for version, more in (("v0", 1.5), ("v1", 1.0)):
         session.kernel.write_text(KERNEL.format(more=more))
         since = time.monotonic()

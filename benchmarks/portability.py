@@ -21,7 +21,7 @@ from kernelopt.compiling import choosing, compiler, table
 from kernelopt.compiling.compiled import Compiled, reason
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.targets import Target
-from kernelopt.session import workspace
+from kernelopt.session.digests import digest
 from kernelopt.session.subject import KernelUnderTest
 from kernelopt.statuses import Status
 
@@ -101,7 +101,7 @@ def of_file(file: str, timeout_s: float) -> dict:
             if one.status == Status.OK and not may_fit(one):
                 rows[one.target.arch]["fits_with"] = {"constants": new, **row(one)}
         left = [target for target in left if "fits_with" not in rows[target.arch]]
-    made = {"sha256": workspace.digest(EXAMPLES / file), "triton": triton.__version__}
+    made = {"sha256": digest(EXAMPLES / file), "triton": triton.__version__}
     return {**made, "date": datetime.date.today().isoformat(), "targets": rows}
 
 

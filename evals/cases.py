@@ -12,7 +12,7 @@ from judging import BUNDLE, load_check
 sys.path.insert(0, str(BUNDLE / "scripts"))
 import install
 from kernelopt.errors import UsageError
-from kernelopt.session.workspace import run_git, start_git
+from kernelopt.session.git_commands import run_git, start_git
 
 CASES = Path(__file__).resolve().parent / "cases"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import cases
 from judging import BUNDLE, text
 from kernelopt import bundle
-from kernelopt.device.sandbox import kill_group
+from kernelopt.device.child_process import kill_group
 from kernelopt.errors import EnvironmentLacks, Refused
 from kernelopt.loop import agent_process
 

@@ -32,7 +32,8 @@ from kernelopt.gate.measurement import Measurement
 from kernelopt.measure import least_work
 from kernelopt.measure.correctness import KernelShare
 from kernelopt.measure.timing import Latency, Timing
-from kernelopt.session import workspace
+from kernelopt.session import creation, workspace
+from kernelopt.session.digests import digest
 from kernelopt.session.task import Task
 
 os.environ.pop("KERNELOPT_ON", None)  # a developer's GPU node
@@ -222,7 +223,7 @@ def started(tmp_path_factory) -> Path:
     files = {"kernel.py": kernel_text(), "reference.py": REFERENCE}
     for name, text in files.items():
         (folder / name).write_text(text)
-    return workspace.create(folder, "test", *(folder / name for name in files), task()).root
+    return creation.create(folder, "test", *(folder / name for name in files), task()).root
 
 
 @pytest.fixture(scope="session")
@@ -231,7 +232,7 @@ def with_v0(started, tmp_path_factory) -> Path:
     made = copy_of(started, tmp_path_factory.mktemp("with_v0"))
     start = readiness.RoundStart.of(made)
     plan = readiness.check_ready(start, "v0")
-    first = recorded("v0", workspace.digest(made.kernel), comparisons=None, against=None)
+    first = recorded("v0", digest(made.kernel), comparisons=None, against=None)
     rounds.settle(start, "v0", plan, with_floor_share(first, 10.0), None)
     return made.root
 

@@ -13,8 +13,8 @@ from conftest import STAND_INS, call_tool, run_tool, stand_in_pynvml, tool_json
 from kernelopt.device import gpu_lock
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.hardware.work import ABSENT
+from kernelopt.session.readme import parse_task
 from kernelopt.session.task import Task
-from kernelopt.session.workspace import parse_task
 
 REFERENCE = """
 import torch, torch.nn as nn

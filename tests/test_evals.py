@@ -23,8 +23,9 @@ import triggers
 from kernelopt.errors import EnvironmentLacks, Refused, UsageError
 from kernelopt.hardware import wiki
 from kernelopt.session import stop_hook
+from kernelopt.session.digests import digest
 from kernelopt.session.record_store import RecordStore
-from kernelopt.session.workspace import Workspace, digest
+from kernelopt.session.workspace import Workspace
 
 ALL = [cases.load(name) for name in cases.names()]
 DISCIPLINE = [case for case in ALL if case.kind == "discipline"]

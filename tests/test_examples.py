@@ -11,7 +11,8 @@ import pytest
 from conftest import BUNDLE, tool_json
 from kernelopt.measure import baselines
 from kernelopt.session import record_store
-from kernelopt.session.workspace import Workspace, digest
+from kernelopt.session.digests import digest
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = sorted(path.parent for path in (BUNDLE / "examples").glob("**/git-log.txt"))
 # Kernels that name the card they were tuned on, and stay as the gate judged them (the example's lessons say so).

@@ -20,8 +20,9 @@ def main() -> int:
     from kernelopt import cli
     from kernelopt.errors import Refused
     from kernelopt.session import explorations, stop_conditions
+    from kernelopt.session.digests import digest
     from kernelopt.session.record_store import RecordStore
-    from kernelopt.session.workspace import Workspace, digest
+    from kernelopt.session.workspace import Workspace
 
     args = arguments(cli)
     workspace = Workspace(args.workspace)

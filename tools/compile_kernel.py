@@ -16,7 +16,7 @@ from kernelopt import cli
 from kernelopt.compiling import choosing, compiler, findings, table
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks, TimedOut
-from kernelopt.session import compilations, record_store, workspace
+from kernelopt.session import compilations, digests, record_store
 from kernelopt.session.subject import resolve
 from kernelopt.statuses import Status
 
@@ -41,7 +41,7 @@ def main() -> int:
         written = compiler.emit(results, args.emit) if args.emit else []
     answer = {"targets": [findings.to_json(one) for one in results], "written": [str(path) for path in written]}
     if kernel.workspace:
-        digest = workspace.digest(kernel.kernel)
+        digest = digests.digest(kernel.kernel)
         path = compilations.save(kernel.workspace, digest, record_store.now(), answer, table.brief_lines(results))
         cli.say(f"stored in {path}")
     cli.emit(answer, args.json, [*table.lines(results), *(f"wrote {path}" for path in written)])

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from kernelopt import bundle, cli
 from kernelopt.errors import Refused, UsageError
 from kernelopt.hardware import wiki
-from kernelopt.session import platforms, workspace
-from kernelopt.session.task import Task
+from kernelopt.session import creation, platforms
+from kernelopt.session.task import Task, dtype_name
 
 FRAMEWORKS = ("triton", "gluon", "cutedsl", "cuda", "flydsl")  # gpu-wiki/docs/frameworks
 
@@ -22,7 +22,7 @@ def main() -> int:
     wiki_root = wiki.root(args.gpu_wiki).resolve()
     calibration = platforms.read(args.calibration) if args.calibration else None
     task = task_of(args, wiki_root, calibration)
-    made = workspace.create(args.root, args.name, args.kernel, args.reference, task, beside(args))
+    made = creation.create(args.root, args.name, args.kernel, args.reference, task, beside(args))
     with contextlib.suppress(OSError):  # a convenience link; an existing name stays as it is
         Path("/tmp/gpu-wiki").symlink_to(wiki_root)
     for lacking in unsaid(args):
@@ -89,7 +89,7 @@ def task_of(args, wiki_root: Path, calibration: wiki.Page | None) -> Task:
         platform=page.platform if page else None,
         arch=page.architecture if page else None,
         framework=args.framework,
-        dtype=workspace.dtype_name(args.dtype) if args.dtype else None,
+        dtype=dtype_name(args.dtype) if args.dtype else None,
         tolerance=args.tolerance,
         shapes=None,
         additional_notes=args.notes,

@@ -14,7 +14,8 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.session import platforms
 from kernelopt.session.record_fields import FieldChange, ListChange, differences, field
 from kernelopt.session.record_store import SHORT, RecordStore
-from kernelopt.session.workspace import Workspace, version_number
+from kernelopt.session.version_names import version_number
+from kernelopt.session.workspace import Workspace
 
 EXAMPLES = """examples:
   memory_manager.py summary --workspace W

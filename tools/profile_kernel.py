@@ -16,7 +16,8 @@ from kernelopt import cli
 from kernelopt.diagnosis import profile_run
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.profilers import collect, ncu, nsys
-from kernelopt.session.workspace import Workspace, version_number
+from kernelopt.session.version_names import version_number
+from kernelopt.session.workspace import Workspace
 
 
 def main() -> int:

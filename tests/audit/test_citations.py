@@ -14,7 +14,7 @@ from kernelopt.audit.citations import CALIBRATION, Piece, Recorded
 from kernelopt.errors import UsageError
 from kernelopt.gate import readiness
 from kernelopt.hardware import wiki
-from kernelopt.session import plans, record_store, workspace
+from kernelopt.session import creation, plans, record_store, workspace
 
 ROOT = BUNDLE / "gpu-wiki"
 H200 = wiki.find("H200", wiki.pages(ROOT))
@@ -287,7 +287,7 @@ def after_step_0(tmp_path_factory, run_here):
     folder = tmp_path_factory.mktemp("step_0")
     for name, text in (("kernel.py", kernel_text()), ("reference.py", REFERENCE)):
         (folder / name).write_text(text)
-    made = workspace.create(folder, "test", folder / "kernel.py", folder / "reference.py", task())
+    made = creation.create(folder, "test", folder / "kernel.py", folder / "reference.py", task())
     tool_json("estimate_work.py", "--workspace", made.root, run=run_here)
     tool_json("compute_utilization.py", "--workspace", made.root, "--set-targets", run=run_here)
     return made.root

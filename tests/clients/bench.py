@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, run_script
-from kernelopt.device.fork_server import kill_group
+from kernelopt.device.child_process import kill_group
 from kernelopt.session.workspace import Workspace
 
 from .real_clients import FOREIGN, REAL_CLIENTS, RealClient

@@ -5,7 +5,7 @@ import json
 
 import pytest
 from conftest import BUNDLE
-from kernelopt.session import workspace
+from kernelopt.session.digests import digest
 
 spec = importlib.util.spec_from_file_location("portability", BUNDLE / "benchmarks/portability.py")
 portability = importlib.util.module_from_spec(spec)
@@ -22,7 +22,7 @@ def test_the_page_is_drawn_from_the_file():
 @pytest.mark.parametrize("file", portability.FILES)
 def test_the_rows_are_of_this_very_kernel(file):
     entry = KERNELS[file]
-    assert entry["sha256"] == workspace.digest(BUNDLE / "examples" / file), "python benchmarks/portability.py NAME"
+    assert entry["sha256"] == digest(BUNDLE / "examples" / file), "python benchmarks/portability.py NAME"
     assert len(entry["targets"]) == len(portability.TARGETS)
     for old, _ in portability.CONSTANTS.get(file, []):
         assert old in (BUNDLE / "examples" / file).read_text()

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from conftest import BUNDLE, STAND_INS, kernel_text, run_tool, tool_json
-from kernelopt.device import fork_server, gpu, gpu_lock, isolation, landlock, sandbox
+from kernelopt.device import fork_server, gpu, gpu_lock, isolation, landlock
 from kernelopt.device.sandbox import Sandbox
+from kernelopt.device.scratch import remove_abandoned
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.measure import verify
 from kernelopt.session.subject import KernelUnderTest
@@ -64,43 +65,8 @@ def test_a_killed_parent_leaves_no_child_and_its_scratch_goes_with_the_next_run(
     while processes_in(scratch) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(inside) >= 2 and not processes_in(scratch)
-    sandbox.remove_abandoned(scratch)
+    remove_abandoned(scratch)
     assert not list(scratch.iterdir())
-
-
-@pytest.mark.parametrize("large_bytes", [1, sandbox.LARGE_BYTES])
-def test_a_folder_is_removed_and_what_it_links_to_stays(tmp_path, monkeypatch, large_bytes):
-    monkeypatch.setattr(sandbox, "LARGE_BYTES", large_bytes)
-    outside, folder = tmp_path / "outside", tmp_path / "folder"
-    (folder / "a" / "b").mkdir(parents=True)
-    outside.mkdir()
-    kept = [outside / "kept.pt", tmp_path / "kept too"]
-    for file in (*kept, folder / "1.pt", folder / "a" / "2.pt", folder / "a" / "b" / "3"):
-        file.write_text("x")
-    (folder / "a" / "link").symlink_to(outside)
-    (folder / "another").symlink_to(kept[1])
-    sandbox.remove_tree(folder)
-    sandbox.remove_tree(folder)  # which is gone
-    assert not folder.exists() and all(file.exists() for file in kept)
-
-
-def test_a_new_scratch_folder_is_not_taken_for_an_abandoned_one(tmp_path, monkeypatch):
-    """Another process looks for abandoned ones at the worst moment: before the lock is taken."""
-    lock = sandbox.fcntl.flock
-
-    def late(file, how):
-        if how == sandbox.fcntl.LOCK_EX:
-            monkeypatch.setattr(sandbox.fcntl, "flock", lock)
-            sandbox.remove_abandoned(tmp_path)
-        lock(file, how)
-
-    monkeypatch.setattr(sandbox.fcntl, "flock", late)
-    scratch, alive = sandbox.new_scratch(tmp_path)
-    sandbox.remove_abandoned(tmp_path)
-    assert (scratch / "alive").exists()
-    alive.close()
-    sandbox.remove_abandoned(tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def processes_in(folder: Path) -> list[int]:

@@ -13,8 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import kernel_text
-from kernelopt.device import gpu, landlock, processes, sandbox, standing
-from kernelopt.device.fork_server import Server
+from kernelopt.device import forked_ahead, gpu, landlock, processes, standing
+from kernelopt.device.beside import Beside
+from kernelopt.device.fork_server import Child, Server
+from kernelopt.device.forked_ahead import ForkedAhead
+from kernelopt.device.outcomes import Outcome
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.measure import runs, timing, verify
@@ -27,9 +30,9 @@ needs_landlock = pytest.mark.skipif(landlock.version() == 0, reason="this kernel
 @pytest.fixture
 def waiting(interpreter, monkeypatch):
     """The shared sandbox, in which children may wait."""
-    monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 9)
+    monkeypatch.setattr(ForkedAhead, "_may_wait", lambda _: 9)
     yield interpreter
-    interpreter.end_waiting()
+    interpreter.forked_ahead.end()
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def forked(monkeypatch) -> list[str]:
     return requests
 
 
-def estimate(sandboxed: Sandbox, problem, timeout_s: float = 60) -> sandbox.Outcome:
+def estimate(sandboxed: Sandbox, problem, timeout_s: float = 60) -> Outcome:
     arguments = {"reference": str(problem["reference"]), "dtype": None, "workloads": None}
     return sandboxed.run("estimate", arguments, timeout_s)
 
@@ -78,8 +81,8 @@ def test_a_verdict_from_children_that_waited_is_the_same(problem, waiting, forke
     monkeypatch.setattr(runs, "processes_at_once", lambda *_: 2)
     ahead = verify.verify(waiting, subject, seeds=2)
     jobs = [request.partition('"job": "')[2].partition('"')[0] for request in forked]
-    waiting.end_waiting()
-    monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 0)
+    waiting.forked_ahead.end()
+    monkeypatch.setattr(ForkedAhead, "_may_wait", lambda _: 0)
     fresh = verify.verify(waiting, subject, seeds=2)
     assert jobs == [] and ahead.status == "OK"
     assert [(case.variant, case.status) for case in ahead.cases] == [
@@ -93,14 +96,14 @@ def test_a_timing_takes_the_children_that_waited_and_needs_no_more_of_them(probl
     cases = timing.inputs(waiting, problem["reference"], None, ["default"], count=2)
     timed = timing.measure(waiting, problem["kernel"], None, cases, warmup_ms=1, rep_ms=1)
     assert timed["default"].timing.latency.runs and not forked
-    assert waiting.until_ready("measure") == 3 and waiting.until_ready("check") == 2
+    assert waiting.forked_ahead.until_ready("measure") == 3 and waiting.forked_ahead.until_ready("check") == 2
     assert estimate(waiting, problem).result["workloads"] and not forked
 
 
 def test_a_time_limit_counts_from_the_request(problem, waiting):
     problem["reference"].write_text("import time\ntime.sleep(600)")
-    waiting.get_ready("estimate")
-    assert waiting.until_ready("estimate") == 1
+    waiting.forked_ahead.get_ready("estimate")
+    assert waiting.forked_ahead.until_ready("estimate") == 1
     time.sleep(0.6)
     outcome = estimate(waiting, problem, timeout_s=0.5)
     assert outcome.timed_out and outcome.result is None and 0.5 <= outcome.wall_s < 10
@@ -109,8 +112,8 @@ def test_a_time_limit_counts_from_the_request(problem, waiting):
 
 @pytest.mark.parametrize("which", [0, 1], ids=["its server", "the child"])
 def test_where_a_child_died_before_its_request_the_job_runs_in_a_fresh_one(problem, waiting, forked, which):
-    waiting.get_ready("estimate")
-    waiting.until_ready("estimate")
+    waiting.forked_ahead.get_ready("estimate")
+    waiting.forked_ahead.until_ready("estimate")
     child = descendants(waiting)[1]
     os.kill(descendants(waiting)[which], signal.SIGKILL)
     assert until(lambda: not lives(child))
@@ -120,18 +123,18 @@ def test_where_a_child_died_before_its_request_the_job_runs_in_a_fresh_one(probl
 def test_where_a_gpu_does_not_start_the_fresh_child_says_why(problem, waiting, forked, monkeypatch):
     """torch of this suite has no GPU."""
     monkeypatch.setattr(waiting, "gpu", SimpleNamespace(name="stand-in", driver="1"))
-    waiting.get_ready("estimate")
+    waiting.forked_ahead.get_ready("estimate")
     with pytest.raises(EnvironmentLacks, match="cannot use it"):
         estimate(waiting, problem)
-    assert len(forked) == 1 and not waiting._waiting
+    assert len(forked) == 1 and not waiting.forked_ahead._waiting
 
 
 def test_side_by_side_each_takes_one_that_waited_or_a_fresh_one(problem, waiting):
-    waiting.get_ready("estimate")
-    waiting.until_ready("estimate")
+    waiting.forked_ahead.get_ready("estimate")
+    waiting.forked_ahead.until_ready("estimate")
     arguments = {"reference": str(problem["reference"]), "dtype": None, "workloads": None}
     ended = standing.side_by_side(waiting, [standing.Job("estimate", arguments, 60)] * 2)
-    assert all(outcome.result["workloads"] for outcome in ended) and not waiting._waiting
+    assert all(outcome.result["workloads"] for outcome in ended) and not waiting.forked_ahead._waiting
 
 
 def test_jobs_of_several_threads_get_their_own_results(tmp_path, problem, interpreter):
@@ -144,23 +147,23 @@ def test_jobs_of_several_threads_get_their_own_results(tmp_path, problem, interp
 
 
 def test_what_was_not_used_is_ended_before_another_may_use_the_gpu(waiting, tmp_path):
-    waiting.get_ready("run", "check")
-    waiting.until_ready("run")
+    waiting.forked_ahead.get_ready("run", "check")
+    waiting.forked_ahead.until_ready("run")
     assert len(descendants(waiting)) == 4
-    waiting.get_ready("run", "check")
-    assert waiting.waiting() == 2  # those of a kernel that was not checked do not add up
-    assert waiting.end_waiting() == 2
-    assert until(lambda: not descendants(waiting)) and waiting.end_waiting() == 0
+    waiting.forked_ahead.get_ready("run", "check")
+    assert waiting.forked_ahead.count() == 2  # those of a kernel that was not checked do not add up
+    assert waiting.forked_ahead.end() == 2
+    assert until(lambda: not descendants(waiting)) and waiting.forked_ahead.end() == 0
     calls = []
     with Sandbox("cpu-interpreter", tmp_path) as own:
-        own._waiting.append(("run", SimpleNamespace(end=lambda: calls.append("ended"))))
+        own.forked_ahead._waiting.append(("run", SimpleNamespace(end=lambda: calls.append("ended"))))
         own._lock = SimpleNamespace(__exit__=lambda *_: calls.append("unlocked"))
     assert calls == ["ended", "unlocked"]
 
 
 def test_the_first_is_ready_before_the_others_are_forked(waiting, monkeypatch):
     """All that start CUDA at once are ready when the last one is; the inputs are made meanwhile."""
-    order, until_ready, real = [], sandbox.Child.until_ready, sandbox.Child
+    order, until_ready, real = [], Child.until_ready, Child
 
     def noted(server, **options):
         order.append(options["ahead"]["job"])
@@ -171,19 +174,19 @@ def test_the_first_is_ready_before_the_others_are_forked(waiting, monkeypatch):
         order.append(is_ready)
         return is_ready
 
-    monkeypatch.setattr(sandbox, "Child", noted)
+    monkeypatch.setattr(forked_ahead, "Child", noted)
     monkeypatch.setattr(real, "until_ready", ready)
-    waiting.get_ready("estimate", "run", "check")
-    assert waiting.waiting() == 3
+    waiting.forked_ahead.get_ready("estimate", "run", "check")
+    assert waiting.forked_ahead.count() == 3
     assert order[0] == "estimate" and order[-3:] == [True, "run", "check"]
 
 
 def test_a_sandbox_that_ends_does_not_wait_for_the_first_to_be_ready(waiting, monkeypatch):
-    monkeypatch.setattr(sandbox.Child, "until_ready", lambda *_: time.sleep(0.01))
-    waiting.get_ready("estimate", "run")
+    monkeypatch.setattr(Child, "until_ready", lambda *_: time.sleep(0.01))
+    waiting.forked_ahead.get_ready("estimate", "run")
     began = time.monotonic()
-    assert waiting.end_waiting() == 1 and time.monotonic() - began < 5
-    assert not waiting._ending.is_set()
+    assert waiting.forked_ahead.end() == 1 and time.monotonic() - began < 5
+    assert not waiting.forked_ahead._ending.is_set()
 
 
 def test_where_the_server_dies_before_the_others_are_forked_the_jobs_run_in_fresh_ones(problem, waiting, monkeypatch):
@@ -192,9 +195,9 @@ def test_where_the_server_dies_before_the_others_are_forked_the_jobs_run_in_fres
         waiting._server._process.wait()
         return True
 
-    monkeypatch.setattr(sandbox.Child, "until_ready", dies)
-    waiting.get_ready("run", "estimate")
-    assert waiting.waiting() == 1
+    monkeypatch.setattr(Child, "until_ready", dies)
+    waiting.forked_ahead.get_ready("run", "estimate")
+    assert waiting.forked_ahead.count() == 1
     assert estimate(waiting, problem).result["workloads"]
 
 
@@ -203,16 +206,16 @@ def test_a_first_child_that_never_gets_ready_holds_up_no_job(problem, waiting, m
         time.sleep(min(within_s, 0.5))
         return False
 
-    monkeypatch.setattr(sandbox.Child, "until_ready", never)
-    monkeypatch.setattr(sandbox, "FIRST_READY_S", 0.2)
-    waiting.get_ready("estimate", "run")
-    assert waiting.waiting() == 1
+    monkeypatch.setattr(Child, "until_ready", never)
+    monkeypatch.setattr(forked_ahead, "FIRST_READY_S", 0.2)
+    waiting.forked_ahead.get_ready("estimate", "run")
+    assert waiting.forked_ahead.count() == 1
     assert estimate(waiting, problem).result["workloads"]
 
 
 def test_where_no_more_can_be_forked_the_job_runs_in_a_fresh_child_and_the_sandbox_ends(problem, tmp_path, monkeypatch):
-    monkeypatch.setattr(Sandbox, "_may_wait", lambda _: 4)
-    real, made = sandbox.Child, []
+    monkeypatch.setattr(ForkedAhead, "_may_wait", lambda _: 4)
+    real, made = Child, []
 
     def fails(*arguments, **options):
         if made:
@@ -220,10 +223,10 @@ def test_where_no_more_can_be_forked_the_job_runs_in_a_fresh_child_and_the_sandb
         made.append(real(*arguments, **options))
         return made[0]
 
-    monkeypatch.setattr(sandbox, "Child", fails)
+    monkeypatch.setattr(forked_ahead, "Child", fails)
     with Sandbox("cpu-interpreter", tmp_path) as own:
-        own.get_ready("check", "estimate")
-        assert own.waiting() == 1
+        own.forked_ahead.get_ready("check", "estimate")
+        assert own.forked_ahead.count() == 1
         assert estimate(own, problem).result["workloads"]
     assert not own.scratch.exists() and not own._server.alive()
 
@@ -232,8 +235,8 @@ def test_as_many_wait_as_take_little_of_the_memory_that_is_free(monkeypatch):
     free = {80 << 30: 8, 24 << 30: 2, 8 << 30: 0, 0: 0}
     for size, children in free.items():
         monkeypatch.setattr(gpu, "shared_bytes", lambda size=size: size)
-        assert Sandbox._may_wait(SimpleNamespace(gpu="stand-in")) == children
-        assert Sandbox._may_wait(SimpleNamespace(gpu=None)) == 0
+        assert ForkedAhead._may_wait(SimpleNamespace(_on_gpu=True)) == children
+        assert ForkedAhead._may_wait(SimpleNamespace(_on_gpu=False)) == 0
 
 
 @needs_landlock
@@ -255,8 +258,8 @@ def test_a_child_that_waited_is_confined_and_works_in_a_folder_made_for_its_job(
 
 def test_a_waiting_child_holds_nothing_of_the_request_of_another(problem, waiting):
     """Its memory is searched for the name of the other's reference."""
-    waiting.get_ready("estimate", "check")
-    waiting.until_ready("check")
+    waiting.forked_ahead.get_ready("estimate", "check")
+    waiting.forked_ahead.until_ready("check")
     waits = descendants(waiting)[-1]
     named = problem["reference"].rename(problem["reference"].with_name("of_another_job.py"))
     assert estimate(waiting, {"reference": named}).result["workloads"]
@@ -288,7 +291,7 @@ def lone_process(sandboxed: Sandbox, file: str) -> str:
 
 @pytest.mark.parametrize("begins", [True, False])
 def test_a_process_under_a_profiler_starts_at_once_and_its_job_when_it_is_asked(begins, interpreter, problem):
-    beside = sandbox.Beside(interpreter, ["env"], "estimate", 60)  # env stands in for the profiler
+    beside = Beside(interpreter, ["env"], "estimate", 60)  # env stands in for the profiler
     try:
         folder = Path(lone_process(interpreter, "report"))  # by then torch is imported
         assert beside.outcome(0.2) is None and beside.is_running()
@@ -333,6 +336,6 @@ def test_what_fails_before_the_request_fails_in_the_job_again_and_is_reported(mo
 
 def test_a_sandbox_ends_what_still_waits_under_a_profiler():
     with Sandbox("cpu-interpreter") as own:
-        beside = sandbox.Beside(own, ["env"], "estimate", 60)
+        beside = Beside(own, ["env"], "estimate", 60)
         lone_process(own, "report")
     assert not beside.is_running() and own.beside == []

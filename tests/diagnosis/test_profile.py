@@ -12,15 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import BUNDLE, FIXTURES, NEWER_THAN_THE_CAPTURES, call_tool, run_tool, tool_json
-from kernelopt.device.sandbox import Outcome
+from kernelopt.device.outcomes import Outcome
 from kernelopt.diagnosis import analysis, case, classify, findings, profile_folder, profile_pages
 from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.errors import EnvironmentLacks, Refused, TimedOut
 from kernelopt.profilers import metrics, ncu, ncu_source
 from kernelopt.profilers.profile import KernelProfile, Profile
 from kernelopt.session import explorations, record_store
+from kernelopt.session.digests import digest
 from kernelopt.session.record import QualityGate
-from kernelopt.session.workspace import digest
 
 RECORDED = FIXTURES / "h200_row_softmax"
 WORK = {

@@ -21,8 +21,7 @@ from kernelopt.audit import workspace_audit
 from kernelopt.case_types import OracleCheck
 from kernelopt.compiling.compiled import Compiled
 from kernelopt.device import sandbox, standing, stop_signal
-from kernelopt.device.outcomes import Fault
-from kernelopt.device.sandbox import Outcome
+from kernelopt.device.outcomes import Fault, Outcome
 from kernelopt.device.spent import Spent
 from kernelopt.errors import Refused, Stopped, UsageError
 from kernelopt.explore import candidates, entrants, halving, headers, opponents, run, store, table
@@ -30,8 +29,8 @@ from kernelopt.explore.race import Race, time_of_turn
 from kernelopt.hardware import targets
 from kernelopt.measure import cases
 from kernelopt.session import explorations
+from kernelopt.session.digests import digest
 from kernelopt.session.record_store import RecordStore
-from kernelopt.session.workspace import digest
 from kernelopt.statuses import Status
 from kernelopt.worker import faults
 
@@ -560,7 +559,7 @@ def test_where_all_ran_out_of_memory_they_start_anew_with_the_inputs_of_one_seed
     judge = SimpleNamespace(end=lambda: ended.append("judge"))
     starter = SimpleNamespace(inputs=inputs, judge=judge, spent=Spent())
     plan = SimpleNamespace(budget_s=left_s, against="best")
-    sandbox = SimpleNamespace(waiting=lambda: 0)
+    sandbox = SimpleNamespace(forked_ahead=SimpleNamespace(count=lambda: 0))
     waves = Halves(wrong)
     monkeypatch.setattr(run, "run_waves", waves)
     monkeypatch.setattr(run, "finish", lambda *_: None)
@@ -1519,8 +1518,10 @@ def explored_with_a_stop(folder, monkeypatch, at_turn: int, stops: str = "b") ->
     """The outcome and the messages of an exploration of four candidates on a stand-in for a GPU that holds two of them.
     One of them stops it at a turn of its own."""
     stop = stop_signal.Stop()
-    nothing_waits = {"get_ready": lambda *jobs: None, "waiting": lambda: 0, "end_waiting": lambda: 0}
-    sandbox = SimpleNamespace(scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder, **nothing_waits)
+    nothing_waits = SimpleNamespace(get_ready=lambda *jobs: None, count=lambda: 0, end=lambda: 0)
+    sandbox = SimpleNamespace(
+        scratch=folder, gpu=True, stop=stop, new_folder=lambda name: folder, forked_ahead=nothing_waits
+    )
     times_us = {"a": 100.0, "b": 200.0, "c": 120.0, "d": 150.0}
 
     class Card(SmallCard):

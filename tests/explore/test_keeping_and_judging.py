@@ -22,8 +22,8 @@ from kernelopt.errors import Refused
 from kernelopt.explore import entrants, run
 from kernelopt.gate import rounds
 from kernelopt.session import explorations
+from kernelopt.session.digests import digest
 from kernelopt.session.record_store import RecordStore
-from kernelopt.session.workspace import digest
 from kernelopt.statuses import Speed, Status
 
 

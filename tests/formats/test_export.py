@@ -12,9 +12,11 @@ from kernelopt.errors import Refused, UsageError
 from kernelopt.formats import artefact, exporting, write_flashinfer_bench, write_gpu_mode, write_hf_kernels
 from kernelopt.formats.artefact import Export, Options
 from kernelopt.gate import readiness, rounds
-from kernelopt.session import workspace
+from kernelopt.session import creation
+from kernelopt.session.digests import digest
 from kernelopt.session.interface import Interface
 from kernelopt.session.record_store import RecordStore
+from kernelopt.session.source_names import names_in
 from kernelopt.session.workspace import Workspace
 
 OPTIONS = {
@@ -36,9 +38,9 @@ def accepted(folder: Path, reference: str, kernel: str, **changes) -> Workspace:
     """A workspace whose v0 is this kernel, accepted on a recorded measurement of an H200. changes: of the Task block."""
     for name, text in {"reference.py": reference, "kernel.py": kernel}.items():
         (folder / name).write_text(f"import torch\nimport torch.nn as nn\n{text}")
-    made = workspace.create(folder, "some", folder / "kernel.py", folder / "reference.py", task(**changes))
+    made = creation.create(folder, "some", folder / "kernel.py", folder / "reference.py", task(**changes))
     start = readiness.RoundStart.of(made)
-    measured = with_floor_share(recorded("v0", workspace.digest(made.kernel), comparisons=None, against=None), 10.0)
+    measured = with_floor_share(recorded("v0", digest(made.kernel), comparisons=None, against=None), 10.0)
     rounds.settle(start, "v0", readiness.check_ready(start, "v0"), measured, None)
     return made
 
@@ -105,7 +107,7 @@ def test_a_package_has_a_name_an_id_and_a_digest_of_each_file(ready):
     assert metadata["name"] == "scaled-relu" and metadata["id"].isidentifier() and metadata["license"] == "mit"
     assert set(metadata["digest"]["files"]) == {"__init__.py", "kernel.py"}
     init = ast.parse(files["build/torch-cuda/__init__.py"])
-    assert {"scaled_relu", "ModelNew", "__all__"} <= workspace.names_in(init)
+    assert {"scaled_relu", "ModelNew", "__all__"} <= names_in(init)
 
 
 def test_what_a_kernel_needs_where_it_goes_is_said(ready):

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from conftest import TIMING, recorded
 from kernelopt.case_types import OutputCheck, OutputErrors, OutputLayout
-from kernelopt.device.sandbox import Outcome
+from kernelopt.device.outcomes import Outcome
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.gate import acceptance, readiness, rounds
 from kernelopt.gate.measurement import Measurement
@@ -20,7 +20,7 @@ from kernelopt.measure.correctness import CaseResult, KernelShare, Observed
 from kernelopt.measure.pairing import Comparison
 from kernelopt.measure.verdict import Verdict
 from kernelopt.session import platforms, record_store, subject
-from kernelopt.session.workspace import digest
+from kernelopt.session.digests import digest
 from kernelopt.statuses import Speed, Status
 from kernelopt.worker import tracing
 from kernelopt.worker.context import Context

@@ -9,9 +9,9 @@ import pytest
 from conftest import BUNDLE, call_tool, run_tool, task, tool_json, with_changes
 from kernelopt.errors import Refused
 from kernelopt.loop import restart
+from kernelopt.session.digests import digest
 from kernelopt.session.record import Optimization, PreviousComparison, QualityGate
 from kernelopt.session.record_store import RecordStore, empty
-from kernelopt.session.workspace import digest
 
 TEXTS = ("action_category", "action_description", "expected_impact", "risks_and_rollback")
 TARGETS = [

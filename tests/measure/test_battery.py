@@ -72,7 +72,7 @@ def gpu_sandbox(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         if "PYTEST_XDIST_WORKER" in os.environ:
             patch.setattr(gpu_lock, "LOCKS", tmp_path_factory.mktemp("locks"))
-            patch.setattr("kernelopt.device.sandbox.WAITING_SHARE", 0)
+            patch.setattr("kernelopt.device.forked_ahead.WAITING_SHARE", 0)
         with Sandbox("cuda") as sandbox:
             yield sandbox
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from kernelopt.case_types import Variant
 from kernelopt.device import standing
-from kernelopt.device.sandbox import Outcome
+from kernelopt.device.outcomes import Outcome
 from kernelopt.errors import UsageError
 from kernelopt.measure import cases, runs, verify
 from kernelopt.measure.cases import Case, slow_in_interpreter
@@ -82,7 +82,7 @@ def test_where_memory_is_short_side_by_side_the_cases_run_once_more_alone(proble
     monkeypatch.setattr(runs, "processes_at_once", lambda *_: 3)
     cases = [a_case(tmp_path, 0), replace(a_case(tmp_path, 1), variant=CONTIGUOUS)]
     waiting = [0, 4, 0]
-    own = SimpleNamespace(end_waiting=lambda: waiting.pop())
+    own = SimpleNamespace(forked_ahead=SimpleNamespace(end=lambda: waiting.pop()))
     _, ran = runs.run(own, problem["kernel"], problem["reference"], cases, str(tmp_path), 60)
     assert asked == [[1, 1], [2]] and ran[0].report.status == Status.OOM
     monkeypatch.setattr(runs, "processes_at_once", lambda *_: 1)

@@ -110,6 +110,7 @@ def test_a_process_that_cannot_be_believed_is_repeated_and_counts_for_nothing(mo
 
     class StandIn:
         gpu, ready = "stand-in", False
+        forked_ahead = property(lambda self: self)
 
         def until_ready(self, job):
             self.ready = job == "measure"
@@ -157,7 +158,7 @@ def test_processes_that_descend_from_this_one_are_not_foreign():
 
 
 def test_the_parent_times_the_stretches_by_its_own_clock():
-    from kernelopt.device.sandbox import Outcome
+    from kernelopt.device.outcomes import Outcome
 
     marks = {"w: sleep 0 begins": (0.0, 0), "w: sleep 0 ends": (0.010, 0), "w: gpu 0 begins": (1.0, 10)}
     marks |= {"w: gpu 0 ends": (1.011, 10), "w: call begins": (2.0, 10), "w: call ends": (2.003, 10)}

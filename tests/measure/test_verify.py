@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from conftest import BUNDLE, REFERENCE, kernel_text, run_tool, tool_json
 from kernelopt import bundle
-from kernelopt.device import pipes, sandbox
-from kernelopt.device.outcomes import Fault
+from kernelopt.device import pipes
+from kernelopt.device.beside import Beside
+from kernelopt.device.outcomes import Fault, Outcome
 from kernelopt.errors import EnvironmentLacks
 from kernelopt.hardware.card import Card
 from kernelopt.measure import cases, correctness, failures, memcheck, verify
@@ -764,7 +765,7 @@ def sanitizer_run(
         commands.append(command)
         _, hidden = asked(None)
         assert hidden == [str(tmp_path / "input"), tmp_path / "reference.py"]  # as in the other runs
-        return sandbox.Outcome(report, exit_code, None, timed_out, 1.0, log)
+        return Outcome(report, exit_code, None, timed_out, 1.0, log)
 
     card = Card("stand-in", "GPU-0", "580.1")
     stand_in = SimpleNamespace(gpu=card, new_folder=lambda _: str(tmp_path), run_when_asked=run_when_asked, beside=[])
@@ -804,7 +805,7 @@ def test_a_sanitizers_process_that_finds_no_gpu_leaves_the_verdict_of_the_others
     def lacks(*_, **__):
         raise EnvironmentLacks("no memory is left for another context")
 
-    monkeypatch.setattr(sandbox.Beside, "outcome", lacks)
+    monkeypatch.setattr(Beside, "outcome", lacks)
     blind, _ = sanitizer_run(tmp_path, "")
     assert blind["status"] == "OK" and blind["sanitizer"]["why"] == "no memory is left for another context"
 
@@ -850,7 +851,7 @@ def test_a_kernel_that_hangs_under_compute_sanitizer_alone_is_right(
 ):
     """On an H200 a gate of a kernel with a grid barrier stood still for 200 s, in all its processes; the cause is not
     established. The same kernel passes without compute-sanitizer, and on an H100 with it."""
-    ended, real_run, calls = sandbox.Outcome(None, 1, None, False, 20.0, ""), verify.runs.run, []
+    ended, real_run, calls = Outcome(None, 1, None, False, 20.0, ""), verify.runs.run, []
 
     def run(*arguments):
         calls.append(arguments)

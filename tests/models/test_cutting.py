@@ -3,7 +3,7 @@
 from conftest import BUNDLE, task, tool_json
 from kernelopt.model_types import CutReport, Proof
 from kernelopt.models import cutting, putting_back
-from kernelopt.session import workspace
+from kernelopt.session import creation
 
 MODELS = BUNDLE / "tests" / "models"
 ON_CPU = ("--device", "cpu-interpreter")
@@ -23,7 +23,7 @@ def test_a_module_becomes_a_problem_that_a_session_starts_from(tmp_path, run_her
         f"proved on cpu-interpreter, workload {name}" for name in ("default", "long")
     ]
     assert str(weights) in out.read_text() and weights.stat().st_size > 6144 * 4
-    made = workspace.create(tmp_path, "mlp", out, None, task())
+    made = creation.create(tmp_path, "mlp", out, None, task())
     facts = putting_back.cut_facts(made.reference)
     assert facts["module"] == "layers.1.mlp" and facts["between"] is None and facts["workload"] == "default"
     kernel = made.reference.read_text().replace("class Model(", "class ModelNew(")

@@ -7,7 +7,7 @@ import pytest
 from conftest import BUNDLE, copy_of, run_script, task
 from kernelopt.model_types import ModelCheck
 from kernelopt.models import putting_back
-from kernelopt.session import put_backs, workspace
+from kernelopt.session import creation, put_backs, workspace
 from kernelopt.session.put_backs import Promise, PutBack
 from kernelopt.worker import model_cut
 from kernelopt.worker.context import Context
@@ -43,7 +43,7 @@ def cut_out(tmp_path_factory) -> workspace.Workspace:
     folder = tmp_path_factory.mktemp("norm")
     arguments = (str(DECODER), "layers.0.before", None, None, 1, str(folder), None, None)
     report = model_cut.cut(Context("cpu", {}, None), *arguments, {"share_pct": 20.0, "at_most_pct": 12.0})
-    made = workspace.create(folder, "norm", type(folder)(report.path), None, task())
+    made = creation.create(folder, "norm", type(folder)(report.path), None, task())
     made.kernel.write_text(KERNEL.replace("EPSILON", "1e-6"))
     return made
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FIXTURES, NEWER_THAN_THE_CAPTURES
-from kernelopt.device.sandbox import Outcome
+from kernelopt.device.outcomes import Outcome
 from kernelopt.diagnosis import analysis, profile_pages, speed_of_light, text
 from kernelopt.diagnosis.diagnosis import Floor
 from kernelopt.hardware import wiki

@@ -317,7 +317,7 @@ class StandInSandbox:
         yield str(self.path)
 
     def run(self, job, arguments, timeout_s, hidden=()):
-        from kernelopt.device.sandbox import Outcome
+        from kernelopt.device.outcomes import Outcome
 
         assert job == "trace"
         Path(arguments["path"]).write_bytes(TRACE.read_bytes())

@@ -16,7 +16,7 @@ from conftest import BUNDLE, FIXTURES, call_tool, explored, kernel_text, task, t
 from kernelopt import bundle
 from kernelopt.audit import workspace_audit
 from kernelopt.report import document, environment_section, gather, overview, phrases, plots, session_page
-from kernelopt.session import workspace
+from kernelopt.session import creation, workspace
 from kernelopt.session.record import Record
 from kernelopt.session.record_store import RecordStore, empty
 
@@ -539,7 +539,7 @@ def test_differences_come_from_the_history_and_only_from_what_was_judged(tmp_pat
     """The example's two accepted kernels, committed again: the shipped workspace comes without .git."""
     source = EXAMPLE.parent
     arguments = (tmp_path, "again", source / "three_passes.py", source / "reference.py", task())
-    session = workspace.create(*arguments)
+    session = creation.create(*arguments)
     for version, name in (("v0", "three_passes.py"), ("v1", "one_pass.py")):
         shutil.copyfile(source / name, session.kernel)
         record = json.loads((EXAMPLE / "memory" / f"{version}.json").read_text())

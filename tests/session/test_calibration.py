@@ -12,7 +12,7 @@ from kernelopt.hardware import wiki, wiki_checks
 from kernelopt.hardware.card import Card, GpuState, MaxClocks, Spread
 from kernelopt.hardware.work import Work
 from kernelopt.measure import card_rates
-from kernelopt.session import calibration, ceiling_rows, platforms, workspace
+from kernelopt.session import calibration, ceiling_rows, creation, platforms, workspace
 from kernelopt.session.benchmark_reports import Bandwidth, BufferRate, Ceiling, Rate, RestedAndSustained, ShapeRate
 
 WIKI = BUNDLE / "gpu-wiki"
@@ -176,7 +176,7 @@ def stood_in(monkeypatch):
 
 def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, stood_in):
     stood_in(UNKNOWN, **RTX_4070)
-    made = workspace.create(tmp_path, "new", problem["kernel"], problem["reference"], task(platform=None, arch=None))
+    made = creation.create(tmp_path, "new", problem["kernel"], problem["reference"], task(platform=None, arch=None))
     result = tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
     assert result["platform"] == UNKNOWN and result["page"] == str(made.root / "calibration.md")
     named = made.task()
@@ -195,7 +195,7 @@ def test_a_session_on_a_card_that_the_wiki_lacks(tmp_path, problem, run_here, st
 
 def test_citations_of_a_calibration_are_audited(tmp_path, problem, run_here, stood_in):
     stood_in("NVIDIA H200")
-    made = workspace.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
+    made = creation.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
     tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
     row = platforms.of_task(made, made.task()).row("measured_bf16_matmul")
     report = made.root / "baseline_report.md"
@@ -217,7 +217,7 @@ def test_citations_of_a_calibration_are_audited(tmp_path, problem, run_here, sto
 
 def test_a_new_calibration_keeps_the_ceilings_of_the_very_card(tmp_path, problem, run_here, stood_in):
     stood_in("NVIDIA H200")
-    made = workspace.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
+    made = creation.create(tmp_path, "known", problem["kernel"], problem["reference"], task())
     page = made.root / "calibration.md"
     tool_json("calibrate_gpu.py", "--workspace", made.root, run=run_here)
     row = "| measured_bf16_tensor_ceiling | 870 | TFLOPS | [ceiling] | measured | wgmma; 9.0 us of start-up taken off |"

@@ -11,9 +11,10 @@ from conftest import BUNDLE
 from kernelopt import bundle
 from kernelopt.hardware.work import Work
 from kernelopt.session import record
+from kernelopt.session.readme import TASK_BLOCK
 from kernelopt.session.record import Record
 from kernelopt.session.task import Target, Task
-from kernelopt.session.workspace import TASK_BLOCK, Workspace
+from kernelopt.session.workspace import Workspace
 
 TASK_SCHEMA = bundle.read_json(bundle.REFERENCE / "task.schema.json")
 RECORD_SCHEMA = bundle.read_json(bundle.REFERENCE / "v_iteration.schema.json")

@@ -5,7 +5,10 @@ from pathlib import Path
 import pytest
 from conftest import BUNDLE, KERNEL, REFERENCE, kernel_text, run_script, run_tool, task, with_changes
 from kernelopt.errors import UsageError
-from kernelopt.session import workspace
+from kernelopt.session import creation, workspace
+from kernelopt.session.source_names import defined_names
+from kernelopt.session.task import dtype_name
+from kernelopt.session.version_names import version_number
 
 KERNELBENCH = """
 import torch
@@ -72,7 +75,7 @@ def test_a_kernelbench_file_works_unchanged(tmp_path):
 def test_a_demo_that_holds_everything_becomes_kernel_and_reference(tmp_path):
     source = tmp_path / "both.py"
     source.write_text(REFERENCE + kernel_text())
-    made = workspace.create(tmp_path, "both", source, None, task())
+    made = creation.create(tmp_path, "both", source, None, task())
     assert made.kernel.read_text() == made.reference.read_text() == source.read_text()
 
 
@@ -163,17 +166,17 @@ def test_the_task_block_is_checked_and_the_rest_of_the_readme_kept(session):
 @pytest.mark.parametrize("text", ["v01", "v1x", "v-1", "1", "v1/../../x", "v", "V1", "v1\n", f"v{'1' * 5000}"])
 def test_versions_are_strict(text):
     with pytest.raises(UsageError):
-        workspace.version_number(text)
+        version_number(text)
 
 
 def test_dtypes_have_one_spelling():
-    assert [workspace.dtype_name(n) for n in ("bfloat16", "torch.float16", "FP32")] == ["bf16", "fp16", "fp32"]
+    assert [dtype_name(n) for n in ("bfloat16", "torch.float16", "FP32")] == ["bf16", "fp16", "fp32"]
 
 
 def test_defined_names_sees_imports_and_assignments(tmp_path):
     path = tmp_path / "k.py"
     path.write_text("from a import b as ModelNew\nkernel_function = 3\n" + KERNEL.split("class")[0])
-    assert {"ModelNew", "kernel_function", "torch", "nn"} <= workspace.defined_names(path)
+    assert {"ModelNew", "kernel_function", "torch", "nn"} <= defined_names(path)
 
 
 def test_an_inherited_git_dir_leads_nowhere_else(tmp_path, problem):

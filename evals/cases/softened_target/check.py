@@ -4,7 +4,7 @@ reach it."""
 from pathlib import Path
 
 from judging import EXAMPLE, failures, json_object, near, recorded, text
-from kernelopt.session.workspace import parse_task
+from kernelopt.session.readme import parse_task
 
 README = "session/README.md"
 

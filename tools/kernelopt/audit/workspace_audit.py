@@ -17,10 +17,11 @@ from ..errors import Refused, UsageError
 from ..hardware import roofline, wiki
 from ..hardware.roofline import TARGET_SHARE_PCT
 from ..session import plans, platforms, stop_conditions
+from ..session.readme import TASK_BLOCK, parse_task
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
-from ..session.workspace import TASK_BLOCK, Workspace, parse_task
+from ..session.workspace import Workspace
 from . import exploration_rows, pieces, sources
 from .citations import CALIBRATION, Context, Found, Piece, Problem, Recorded
 from .claims import audit

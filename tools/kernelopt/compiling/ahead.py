@@ -14,6 +14,7 @@ from concurrent import futures
 from pathlib import Path
 
 from ..device import standing
+from ..device.child_process import LOOK_EVERY_S
 from ..device.sandbox import Sandbox
 from ..errors import Stopped, ToolError
 from ..hardware.targets import Target
@@ -60,7 +61,7 @@ class Ahead:
     def wait(self, seconds: float) -> None:
         """Until all are compiled, or these seconds are over. Stopped when the sandbox is told to stop."""
         ends = time.monotonic() + seconds
-        while time.monotonic() < ends and futures.wait(self._running, standing.LOOK_EVERY_S).not_done:
+        while time.monotonic() < ends and futures.wait(self._running, LOOK_EVERY_S).not_done:
             self._sandbox.stop.check()
 
     def why_endless(self, file: Path) -> str | None:

@@ -9,41 +9,19 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import REFUSED_CALL, EnvironmentLacks
+from .child_process import Exit, kill_group, start_child
 from .pipes import Pump, Report, Tail, last_line, pumped
 
 KILLED = json.dumps({"exit_code": -signal.SIGKILL, "timed_out": False})
 ANSWER_GRACE_S = 30.0  # time to kill a child after its own time limit
 WORKER = [sys.executable, "-m", "kernelopt.worker"]
-
-
-@dataclass(frozen=True)
-class Exit:
-    """How a process ended. exit_code: negative for a signal; None when it was still running at its end."""
-
-    exit_code: int | None
-    timed_out: bool
-    wall_s: float
-
-
-def start_child(command: list[str], environment: dict, **options) -> subprocess.Popen:
-    """A process that leads a new session."""
-    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True, **options)
-
-
-def kill_group(process: subprocess.Popen) -> None:
-    """End the child and all processes of its session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 class Server:

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+from pathlib import Path
 
 from ..errors import EnvironmentLacks, UsageError
 from . import landlock
@@ -28,6 +29,18 @@ def isolation(kind: str) -> str:
             "this kernel has no Landlock (Linux 5.13 has it, unless switched off); pass --sandbox auto"
         )
     return "none"
+
+
+def wrapper(kind: str, writable: list[str]) -> list[str]:
+    """The start of a command that is to run in isolation of this kind; empty where it needs none. bubblewrap's:
+    everything read-only but the folders `writable`, no network, no other processes; nothing survives its parent."""
+    if kind != "bwrap":
+        return []
+    open_folders = [part for folder in writable for part in ("--bind", folder, folder)]
+    shared = landlock.SHARED_MEMORY
+    shared_memory = ["--bind", shared, shared] if Path(shared).is_dir() else []
+    base = [*BWRAP, "--dev-bind", "/dev", "/dev", *shared_memory, "--proc", "/proc"]
+    return [*base, *open_folders, "--unshare-net", "--unshare-pid", "--die-with-parent", "--"]
 
 
 def why_no_bubblewrap() -> str | None:

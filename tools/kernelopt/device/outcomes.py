@@ -1,12 +1,14 @@
 """How a child process ended: with the result that it reported, or with a fault."""
 
 import shutil
+import signal
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..errors import EnvironmentLacks
 from ..statuses import Status
-from .sandbox import Outcome
+from .child_process import Exit
+from .pipes import Report
 
 # The statuses that a child process can report; any other status in a report is forged.
 CANDIDATE_FAULTS = (
@@ -23,6 +25,43 @@ CANDIDATE_FAULTS = (
     Status.NOT_INTERPRETABLE,
 )
 FULL_DISK_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended. result: the report of its job; None when it died before. marks: name -> (seconds on this
+    process's clock, calls so far). forged: a message came that the job did not send."""
+
+    result: dict | None
+    exit_code: int | None
+    signal: str | None
+    timed_out: bool
+    wall_s: float
+    log_tail: str
+    marks: dict[str, tuple[float, int]] = field(default_factory=dict)
+    forged: bool = False
+
+
+def outcome(ended: Exit, report: Report, log: str) -> Outcome:
+    """The outcome of a process that ended like this, of whose job this is the report. log: the end of its log."""
+    code = ended.exit_code
+    return Outcome(
+        result=report.result,
+        exit_code=code if code is not None and code >= 0 else None,
+        signal=signal_name(-code) if code is not None and code < 0 and not ended.timed_out else None,
+        timed_out=ended.timed_out,
+        wall_s=round(ended.wall_s, 3),
+        log_tail=log,
+        marks=report.marks,
+        forged=report.forged or report.unfinished(),
+    )
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Child processes that stay: each takes orders and answers them, beside others, until it ends.
 
 A standing process is forked from a server that has torch imported (worker.server), so starting one costs a fork; one
-that Sandbox.get_ready forked ahead has started CUDA too. It is killed when its deadline passes, when `end` is called,
+that Sandbox.forked_ahead holds has started CUDA too. It is killed when its deadline passes, when `end` is called,
 and when this process dies. Once the sandbox's `stop` was signalled, none is started, ordered or waited for: Stopped.
 """
 
@@ -15,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from .child_process import LOOK_EVERY_S
 from .fork_server import Child, Server
+from .outcomes import Outcome, outcome
 from .pipes import Report
-from .sandbox import LOOK_EVERY_S, Outcome, Sandbox, outcome
+from .sandbox import Sandbox
 
 
 @dataclass(frozen=True)
@@ -72,9 +74,9 @@ class Standing:
         self.folder = sandbox.new_folder(job)
         self._started = time.monotonic()
         self._outcome: Outcome | None = None
-        ready = None if environment else sandbox.waiting_child(job)
+        ready = None if environment else sandbox.forked_ahead.take(job)
         self._child = ready or Child(server, timeout_s, environment)
-        request = sandbox.request(self._child.seal, self.folder, job, arguments, hidden, off_gpu)
+        request = sandbox.requests.text(self._child.seal, self.folder, job, arguments, hidden, off_gpu)
         self._child.begin(request, timeout_s)
 
     @property

@@ -14,10 +14,12 @@ from ..errors import Refused, ToolError, UsageError
 from ..profilers import ncu, ncu_csv, rocprof
 from ..profilers.profile import Params, Profile
 from ..session import platforms
+from ..session.digests import digest
 from ..session.record import ProfileEvidence, Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
-from ..session.workspace import Workspace, digest, version_number
+from ..session.version_names import version_number
+from ..session.workspace import Workspace
 from . import analysis, text
 
 MODE = "annotation"

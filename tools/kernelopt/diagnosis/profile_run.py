@@ -12,8 +12,9 @@ from ..measure import timing
 from ..profilers import collect
 from ..profilers.profile import Profile
 from ..session import platforms, version_kernels
+from ..session.digests import digest
 from ..session.record_store import RecordStore
-from ..session.workspace import Workspace, digest
+from ..session.workspace import Workspace
 from . import profile_folder, profile_pages
 
 OWN_FILES = (

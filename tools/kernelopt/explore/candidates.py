@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import UsageError
-from ..session.workspace import assigned, is_kernel, names_in
+from ..session.source_names import assigned, is_kernel, names_in
 
 MOST = 512  # candidates of one exploration
 MOST_CHARACTERS = 60  # of a name in a table

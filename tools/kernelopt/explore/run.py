@@ -118,7 +118,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
         return compiled_alone(plan, sandbox, compilable(entrants), began, say)
     starter = ahead = None
     try:
-        sandbox.get_ready("prepare", "judge", *(one.job for one in loadable))
+        sandbox.forked_ahead.get_ready("prepare", "judge", *(one.job for one in loadable))
         ahead = compiled_ahead(plan, sandbox, loadable)
         starter, workloads = prepared(plan, sandbox)
         starter.spent.note("inputs", began)
@@ -130,7 +130,7 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
                 check_and_compile(plan, sandbox, starter, loadable, began, say)
     finally:
         end_all([*entrants, *filter(None, (starter and starter.judge, ahead))])
-        sandbox.end_waiting()
+        sandbox.forked_ahead.end()
     if sandbox.stop.after_s is not None:
         tell_stopped(loadable, plan, sandbox)
     best = ranked(entrants)
@@ -177,7 +177,7 @@ def check_and_time(
     """On a GPU. began: on the monotonic clock, the begin of the budget."""
     compiled_by, timed_by = (began + (1 - share) * plan.budget_s for share in (TIMES_SHARE, END_SHARE))
     with gpu_watch.Watch() as watch:
-        waiting = waves(entrants, live_at_once(starter.inputs, sandbox.waiting()))
+        waiting = waves(entrants, live_at_once(starter.inputs, sandbox.forked_ahead.count()))
         run_waves(starter, waiting, Race(entrants, timed_by, plan.against), compiled_by, say, ahead)
         if all_ran_out(entrants) and time.monotonic() < compiled_by:
             say("no candidate is right, and one ran out of GPU memory: again with the inputs of one seed")

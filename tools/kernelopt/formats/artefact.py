@@ -11,7 +11,7 @@ from ..errors import UsageError
 from ..session.interface import TENSOR, Interface
 from ..session.plans import in_a_line
 from ..session.record import Record
-from ..session.workspace import names_in
+from ..session.source_names import names_in
 
 PACKAGES = {"cutlass": "nvidia-cutlass-dsl"}  # the name to install, where it is not the module's
 # Names of the text around the kernel (entry.py), which no argument may have.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import EnvironmentLacks, UsageError
-from ..session.workspace import assigned
+from ..session.source_names import assigned
 
 MOST_BYTES = 32 << 20
 MOST_YAML_BYTES = 1 << 20  # its reader in Python takes a minute for ten times as much

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ToolError
-from ..session.workspace import run_git
+from ..session.git_commands import run_git
 
 SPDX = re.compile(r"SPDX-License-Identifier:[ \t]*([^\s*#][^\n*#]*)")
 LICENCE_NAMES = ("LICENSE", "LICENCE", "LICENSE.txt", "LICENSE.md", "LICENCE.txt", "LICENCE.md", "COPYING")

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from ..audit import workspace_audit
 from ..errors import UsageError
 from ..session import plans, platforms
+from ..session.digests import digest
 from ..session.record import Optimization, Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
-from ..session.workspace import KEPT_FILE, Workspace, digest
+from ..session.workspace import KEPT_FILE, Workspace
 
 
 @dataclass(frozen=True)

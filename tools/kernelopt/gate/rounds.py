@@ -18,6 +18,7 @@ from ..measure.cases import Case
 from ..measure.oracle import Oracle
 from ..measure.timing import TimedWorkload
 from ..session import explorations, platforms, record_store
+from ..session.digests import digest
 from ..session.record import (
     Correctness,
     Optimization,
@@ -29,7 +30,7 @@ from ..session.record import (
     Reference,
 )
 from ..session.subject import KernelUnderTest, of_workspace
-from ..session.workspace import Workspace, digest
+from ..session.workspace import Workspace
 from ..statuses import Speed, Status
 from . import acceptance, history, readiness
 from .acceptance import Decision

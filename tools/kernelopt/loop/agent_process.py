@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ..device.fork_server import kill_group
+from ..device.child_process import kill_group
 from ..device.pipes import Pump, Tail
 from ..errors import UsageError
-from ..session.workspace import environment_without_git
+from ..session.git_commands import environment_without_git
 
 ENDING_S = 5  # seconds in which everything that an agent started must have ended
 LONGEST_LINE = 1 << 20  # bytes; an event of a client holds what a tool printed

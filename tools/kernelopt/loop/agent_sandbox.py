@@ -15,7 +15,9 @@ from pathlib import Path
 from .. import bundle
 from ..errors import EnvironmentLacks, UsageError
 from ..session import record_store
-from ..session.workspace import IGNORED, Workspace, run_git, start_git
+from ..session.creation import IGNORED
+from ..session.git_commands import run_git, start_git
+from ..session.workspace import Workspace
 from ..statuses import AgentOutcome
 from . import agent_process, clients, file_trees, snapshot
 from .fingerprints import fingerprint

@@ -18,9 +18,10 @@ from ..remote import parcels
 from ..remote.mirrors import Mirror
 from ..remote.parcels import Parcel
 from ..session import delivery, plans, trees
+from ..session.digests import digest
 from ..session.record_store import RecordStore
 from ..session.trees import Changes, Tree
-from ..session.workspace import KEPT_FILE, Workspace, digest
+from ..session.workspace import KEPT_FILE, Workspace
 from .run_files import RunFiles
 
 KERNEL, OF_LOOP = "kernel", "loop-"  # names of candidates that were not in W/waiting; they are judged first

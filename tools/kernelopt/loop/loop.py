@@ -11,8 +11,9 @@ from dataclasses import replace
 from ..errors import UsageError
 from ..gate import history
 from ..session import platforms, stop_conditions, version_kernels
+from ..session.digests import digest
 from ..session.record_store import RecordStore
-from ..session.workspace import Workspace, digest
+from ..session.workspace import Workspace
 from ..statuses import AgentOutcome
 from .agent_sandbox import Answer
 from .asking import Agents, Steps

@@ -12,10 +12,12 @@ from ..hardware import roofline
 from ..report import brief
 from ..report.brief_answer import figure
 from ..session import platforms, stop_conditions
+from ..session.digests import digest
 from ..session.record import Record
 from ..session.record_store import RecordStore, now
 from ..session.task import Target, Task
-from ..session.workspace import Workspace, digest, version_number
+from ..session.version_names import version_number
+from ..session.workspace import Workspace
 
 OPENING = """# A fresh start on a kernel
 

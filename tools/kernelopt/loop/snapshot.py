@@ -18,8 +18,9 @@ from pathlib import Path
 
 from .. import bundle
 from ..errors import UsageError
-from ..session.workspace import KEPT_FILE, Workspace, run_git
-from ..session.workspace import digest as digest_of
+from ..session.digests import digest as digest_of
+from ..session.git_commands import run_git
+from ..session.workspace import KEPT_FILE, Workspace
 from . import file_trees
 from .file_trees import ensure_folder, remove, remove_unless_file
 

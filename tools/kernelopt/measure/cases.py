@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ..case_types import CandidateCase, Draws, SeededCalls, StoredCall, StoredCase, Variant
 from ..device import outcomes
-from ..device.outcomes import Fault
-from ..device.sandbox import Outcome, Sandbox
+from ..device.outcomes import Fault, Outcome
+from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut, UsageError
 from ..statuses import Status
 

@@ -12,9 +12,9 @@ from ..errors import EnvironmentLacks, Refused, say
 from ..hardware import roofline
 from ..hardware.work import CountedWorkload, Work
 from ..session import platforms
+from ..session.source_names import assigned
 from ..session.subject import KernelUnderTest
 from ..session.task import Task
-from ..session.workspace import assigned
 from .cases import result_of_reference
 
 

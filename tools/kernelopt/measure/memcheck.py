@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..device import outcomes, programs
-from ..device.outcomes import Fault
-from ..device.sandbox import Beside, Outcome, Sandbox
+from ..device.beside import Beside
+from ..device.outcomes import Fault, Outcome
+from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks
 from ..statuses import Status
 from . import runs

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..device.sandbox import Outcome
+from ..device.outcomes import Outcome
 from ..hardware.card import GpuState
 from .latency import Latency
 

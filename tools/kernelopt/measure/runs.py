@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..device import gpu, outcomes, standing
 from ..device.gpu_memory import VERIFYING_BYTES, VERIFYING_SHARE
-from ..device.outcomes import Fault
-from ..device.sandbox import Outcome, Sandbox
+from ..device.outcomes import Fault, Outcome
+from ..device.sandbox import Sandbox
 from ..device.standing import Job
 from ..statuses import Status
 from . import correctness
@@ -46,7 +46,7 @@ def run(
     """
     parts = parts_of(cases, processes_at_once(sandbox, cases))
     ended, ran = run_parts(sandbox, kernel, reference, parts, folder, timeout_s)
-    if lacked_memory(ran) and (sandbox.end_waiting() or len(parts) > 1):  # alone, it may have enough
+    if lacked_memory(ran) and (sandbox.forked_ahead.end() or len(parts) > 1):  # alone, it may have enough
         ended, ran = run_parts(sandbox, kernel, reference, [cases], folder, timeout_s)
     if isinstance(ran, Fault):
         return ended, ran

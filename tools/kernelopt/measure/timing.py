@@ -12,7 +12,8 @@ from pathlib import Path
 
 from ..case_types import StoredCall, StoredCase
 from ..device import gpu_watch, outcomes
-from ..device.sandbox import Outcome, Sandbox
+from ..device.outcomes import Outcome
+from ..device.sandbox import Sandbox
 from ..errors import Refused, TimedOut, UsageError
 from ..hardware import card
 from ..statuses import Status
@@ -52,7 +53,7 @@ class TimedWorkload:
 
 def get_ready(sandbox: Sandbox, is_paired: bool, *jobs: str) -> None:
     """Have the processes of a timing started while its inputs are made. jobs: that come after it, besides `check`."""
-    sandbox.get_ready("prepare", *["measure"] * (PROCESSES if is_paired else 1), "check", *jobs)
+    sandbox.forked_ahead.get_ready("prepare", *["measure"] * (PROCESSES if is_paired else 1), "check", *jobs)
 
 
 def inputs(
@@ -136,7 +137,7 @@ def one_process(
     milliseconds looks like tampering once, a kernel that tampers does so each time."""
     on_gpu = sandbox.gpu is not None
     for repeat in range(1 + REPEATS[on_gpu]):
-        own = sandbox.until_ready("measure")  # the start of a process would disturb the times
+        own = sandbox.forked_ahead.until_ready("measure")  # the start of a process would disturb the times
         with gpu_watch.Watch(own) as watch:
             outcome = sandbox.run("measure", arguments, timeout_s, hidden)
         try:

@@ -1,7 +1,7 @@
 """Is a kernel right? Inputs, candidate and oracle each in a process of its own; the verdict is made here.
 
 1. `prepare` writes the inputs of every workload, seed and variant (cases.py) to files. Meanwhile the processes of the
-   next steps are forked and start CUDA (Sandbox.get_ready).
+   next steps are forked and start CUDA (Sandbox.forked_ahead).
 2. `run` loads the candidate, and nothing of the reference, and stores its raw outputs.
 3. The oracle (oracle.py), which never loads the candidate, makes the inputs anew, computes the reference in float64
    and compares.
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ..case_types import StoredCall
 from ..device import outcomes
-from ..device.outcomes import Fault
-from ..device.sandbox import Outcome, Sandbox
+from ..device.outcomes import Fault, Outcome
+from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
@@ -81,7 +81,8 @@ def verify(
     ):
         variants = not target.only_these_shapes
         drawn = draw_seeds(max(2, seeds))
-        sandbox.get_ready("prepare", "run", "check", *["run"] * (variants and runs.most_processes(sandbox) - 1))
+        others = variants and runs.most_processes(sandbox) - 1
+        sandbox.forked_ahead.get_ready("prepare", "run", "check", *["run"] * others)
         try:
             task = prepare_task(sandbox, target.reference, target.dtype, workloads, drawn, timeout_s, variants, folder)
         except ReferenceFailed as error:

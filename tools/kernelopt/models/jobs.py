@@ -6,9 +6,10 @@ from pathlib import Path
 
 from ..device import outcomes
 from ..device.fork_server import ANSWER_GRACE_S
+from ..device.outcomes import Outcome
 from ..device.pipes import last_line
 from ..device.processes import STACK_FILE
-from ..device.sandbox import Outcome, Sandbox
+from ..device.sandbox import Sandbox
 from ..device.standing import Ended, Standing
 from ..errors import Refused, TimedOut, UsageError
 from ..statuses import Status

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from .. import bundle
 from ..device import gpu_watch
-from ..device.sandbox import Outcome, Sandbox
+from ..device.outcomes import Outcome
+from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, Refused
 from ..hardware import occupancy, wiki
 from ..session import record_store
-from ..session.workspace import digest
+from ..session.digests import digest
 from . import metrics, ncu, ncu_source, nsys, timeline, torch_trace
 from .profile import KernelProfile, Params, Profile
 

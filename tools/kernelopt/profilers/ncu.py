@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from .. import bundle
 from ..device import gpu, outcomes, programs
+from ..device.outcomes import Outcome
 from ..device.pipes import last_line
-from ..device.sandbox import Outcome, Sandbox
+from ..device.sandbox import Sandbox
 from ..errors import EnvironmentLacks, Refused, TimedOut, ToolError
 from . import metrics
 from .profile import KernelProfile, NvidiaRule

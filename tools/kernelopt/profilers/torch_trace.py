@@ -4,7 +4,8 @@ from pathlib import Path
 
 from .. import bundle
 from ..device import outcomes
-from ..device.sandbox import Outcome, Sandbox
+from ..device.outcomes import Outcome
+from ..device.sandbox import Sandbox
 from ..errors import Refused, TimedOut
 from .timeline import HostEvent, Launch, Trace
 

@@ -5,7 +5,7 @@ import platform
 from dataclasses import asdict, dataclass
 
 from .. import bundle
-from ..device import gpu, programs, sandbox
+from ..device import gpu, isolation, programs, sandbox
 from ..errors import EnvironmentLacks
 
 PACKAGES = {"torch": "torch", "triton": "triton", "numpy": "numpy", "jsonschema_rs": "jsonschema-rs", "ray": "ray"}
@@ -40,7 +40,7 @@ class Report:
             packages={name: version(distribution) for name, distribution in PACKAGES.items()},
             gpu=card and f"{card.name}, driver {card.driver}",
             counters=programs.find("ncu") is not None,
-            isolation=sandbox.isolation("auto"),
+            isolation=isolation.isolation("auto"),
             lacks=lacks,
         )
 

@@ -20,11 +20,12 @@ from ..measure import oracle
 from ..profilers import metrics
 from ..profilers.profile import Params, Profile
 from ..session import compilations, explorations, platforms, stop_conditions, version_kernels
+from ..session.digests import digest
 from ..session.explorations import Exploration, ExploredKernel
 from ..session.record import Record
 from ..session.record_store import RecordStore, empty
 from ..session.task import Task
-from ..session.workspace import Workspace, digest
+from ..session.workspace import Workspace
 from .brief_answer import figure, response_schema
 
 UNITS_AND_CLOCK = ("sm_count", "cu_count", "boost_clock")  # of a page; one of NVIDIA's has no compute units

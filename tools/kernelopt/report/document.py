@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from .. import bundle
 from ..audit.citations import CITATION
-from ..session.workspace import VERSION
+from ..session.version_names import VERSION
 from . import plots
 
 TEMPLATE = "report.html"

@@ -10,12 +10,13 @@ from ..errors import Refused, ToolError, UsageError
 from ..hardware.roofline import Roof, roof_for
 from ..profilers.profile import Profile
 from ..session import explorations, plans, platforms, put_backs, version_kernels
+from ..session.digests import digest
 from ..session.explorations import Exploration
 from ..session.put_backs import PutBack
 from ..session.record import Record
 from ..session.record_store import RecordStore
 from ..session.task import Task
-from ..session.workspace import Workspace, digest
+from ..session.workspace import Workspace
 
 MODES = (profile_folder.MODE, "ncu")  # profile folders with metrics, the first one counts
 CELL_END = re.compile(r"(?<!\\)\|")  # of a table in Markdown

@@ -13,7 +13,7 @@ from ..session import stop_conditions
 from ..session.record import Record
 from ..session.stop_conditions import Standing
 from ..session.task import Target
-from ..session.workspace import version_number
+from ..session.version_names import version_number
 from .gather import Session
 
 LINE, CELL = 160, 90  # characters of an action and of a row of evidence on one line; the fold of a round has all

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 from .. import bundle
-from .workspace import digest
+from .digests import digest
 
 SETTLED_NS = 2 * 10**9  # within one tick of a file system's clock a file can change twice and look the same
 # A valid record stays valid until one of these files changes.

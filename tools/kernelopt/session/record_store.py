@@ -21,7 +21,8 @@ from ..errors import Refused, ToolError, UsageError
 from . import record_fields
 from .record import Record
 from .record_cache import RecordCache
-from .workspace import VERSION, Workspace, version_number
+from .version_names import VERSION, version_number
+from .workspace import Workspace
 
 MEND = "mend it by hand (moved away, its round is lost)"
 # Only run_gate.py writes these: the first always, the second once it has given its verdict.

@@ -10,9 +10,11 @@ from pathlib import Path
 from .. import bundle
 from ..errors import UsageError, say
 from . import stop_conditions
+from .digests import digest
+from .readme import TASK_BLOCK
 from .record import Record
 from .task import Task
-from .workspace import TASK_BLOCK, VERSION, digest, version_number
+from .version_names import VERSION, version_number
 
 MOST_BLOCKS = 6
 ARMED = Path(".loop") / "goal.json"

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from .task import Task
-from .workspace import Workspace, dtype_name
+from .task import Task, dtype_name
+from .workspace import Workspace
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
+from ..errors import UsageError
 from ..hardware.work import ABSENT, Work, present
+
+DTYPES = {
+    "fp64": ("fp64", "float64", "double"),
+    "fp32": ("fp32", "float32", "float"),
+    "fp16": ("fp16", "float16", "half"),
+    "bf16": ("bf16", "bfloat16"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,3 +70,12 @@ class Task:
     def work_of(self, workload: str = "default") -> Work | None:
         """Return the least work of a workload, or None before it is counted."""
         return (self.work or {}).get(workload)
+
+
+def dtype_name(name: str) -> str:
+    """Return the bundle's name of a dtype: bf16 for "bfloat16", "torch.bfloat16" or "BF16"."""
+    plain = name.lower().removeprefix("torch.")
+    for short, spellings in DTYPES.items():
+        if plain in spellings:
+            return short
+    raise UsageError(f"dtype '{name}' is not supported; choose one of: {', '.join(DTYPES)}")
