@@ -56,14 +56,14 @@ FEW = (4, 4, 3)  # with at most FEW_PAIRS pairs of sequence and head
 FEW_PAIRS = 24
 # walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
 # stored (1), or when all have started (2). It reads nothing before fold has ended.
-DEPENDENT = 2
+DEPENDENT = 1
 CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS DEPENDENT".split()
 SPACE = [
     {},
-    {"DEPENDENT": 1},
+    {"DEPENDENT": 2},
     {"DEPENDENT": 0},
     {"FOLD_BLOCKS": 12},
-    {"FOLD_BLOCKS": 12, "DEPENDENT": 1},
+    {"FOLD_BLOCKS": 12, "DEPENDENT": 2},
     {"FEW": (2, 3, 2)},
     {"FEW": (4, 3, 4)},
 ]
