@@ -5,18 +5,22 @@ tokens of a head, with `sums` the sums of its gates up to each token:
 
 where lower is beta k k^T and weighted is scale q k^T, both times the decay between two tokens. fold computes
 T = (I + lower)^-1 diag(beta), all chunks side by side, and writes a record of 8,960 bytes a chunk and head: T as walk
-wants it in shared memory, sums, exp(sums), and exp(last - sums). walk goes over the chunks of a sequence and head, and is launched
-while fold ends. More in the record would be more bytes: 2048 records like KDA's are 152 MB.
+wants it in shared memory, sums, exp(sums), and exp(last - sums). walk goes over the chunks of a sequence and head, and
+is launched while fold runs. More in the record would be more bytes: 2048 records like KDA's are 152 MB.
 
-fold: a block of four warps takes a chunk of a head, and finds its sequence in the offsets itself. A chunk n of sequence
-s, which begins at token t, has the place t / 64 + s + n, rounded down: no two have the same, and no sum over lengths is
-needed. Only blocks of 16 x 16 on the diagonal of I + lower are inverted, in fp32; each warp solves for 16 columns of T.
-The first block of the grid sorts the sequences by length, the longest first, where there are at most SORTED.
+fold: a block of one warp takes a chunk of a head, so nothing waits at barriers.
+* It finds its sequence in the offsets itself. A chunk n of sequence s, which begins at token t, has the place
+  t / 64 + s + n, rounded down: no two have the same, and no sum over lengths is needed.
+* What ldmatrix loads of 16 keys is the A of their rows and the B of their columns of k k^T. What those products leave
+  in registers is, scaled, the B of the substitution.
+* Only blocks of 16 x 16 on the diagonal of I + lower are inverted, in fp32: a lane solves for a column of two blocks.
+* The first blocks of the grid sort the sequences by length, the longest first, where there are at most SORTED.
 
 walk: a cluster takes pairs of sequence and head, a block 64 columns of V.
 * The chain is transposed, and stays in the registers of a warpgroup: what one product leaves there in fp32 is, as bf16,
-  the A of the next one. p^T = S^T k^T; u^T = v^T - exp(sums) p^T; c^T = u^T T^T; S^T = exp(last) S^T + (exp(last - sums)
-  c^T) k. k and T are the B of these as they lie in shared memory. No fence or barrier stands between these products.
+  the A of the next one. p^T = S^T k^T; u^T = v^T - exp(sums) p^T; c^T = u^T T^T; S^T = exp(last) S^T +
+  (exp(last - sums) c^T) k. k and T are the B of these as they lie in shared memory. No fence or barrier stands between
+  these products.
 * Another warpgroup makes weighted of q and k, in registers, and the outputs from S and c, which it gets through shared
   memory in bf16: the chain writes them there while its products run. With few pairs, where SMs are free, that warpgroup
   is in another block of the cluster.
@@ -44,7 +48,7 @@ CHUNK = 64
 WIDTH = 128
 RECORD = 8960  # bytes of a chunk and head
 MOST_CHUNKS = 2**24  # of all heads: rows of states are counted in 31 bits. As many have records of 150 GB
-FOLD_BLOCKS = 6  # of an SM: the compiler leaves registers for so many
+FOLD_BLOCKS = 13  # of an SM, of a warp each: the compiler leaves registers for so many
 # Blocks of a cluster, stages of the ring, slots for S and c on their way to the outputs. Of four blocks two have the
 # chain, and two the outputs.
 MANY = (2, 3, 2)
@@ -52,9 +56,8 @@ FEW = (4, 4, 3)  # with at most FEW_PAIRS pairs of sequence and head
 FEW_PAIRS = 24
 # walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
 # stored (1), or when all have started (2). It reads nothing before fold has ended.
-DEPENDENT = 2
+DEPENDENT = 1
 CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS DEPENDENT".split()
-
 
 
 def wgmma(n):
@@ -127,13 +130,8 @@ __device__ __forceinline__ void wait_for_fold() { asm volatile("griddepcontrol.w
 
 // Of fold
 
-// Hidden from the compiler, which would else share expressions of the thread between distant phases, and spill some.
-__device__ __forceinline__ int warp_of_block() {
-    u32 thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));
-    return thread / 32;
-}
-// threadIdx.x % 32 out of another register, for the last phases, for the same reason.
+// threadIdx.x % 32 out of another register, for the last phases. Else the compiler shares expressions of the thread
+// between distant phases, which costs registers.
 __device__ __forceinline__ int lane_again() {
     int lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
@@ -274,29 +272,29 @@ constexpr int CHUNK = 64, WIDTH = 128;
 constexpr u32 PANEL = 8192;
 __device__ __forceinline__ int panel_at(int row, int part) { return row * 128 + ((part ^ (row & 7)) << 4); }
 
-// Bytes of a record: T, a panel; for each token in fp32 the sum of gates up to it, times log2(e); 2^sum; 2^(last - sum).
+// Bytes of a record: T, a panel; for each token in fp32 the sum of gates up to it, times log2(e); 2^sum;
+// 2^(last - sum).
 constexpr u32 SUMS = PANEL, GATE = CHUNK * 4, GATES = 3 * GATE, RECORD = PANEL + GATES;
 """
 
 FOLD = r"""
 namespace fold {
 
-constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int THREADS = 32;                                    // a warp: no barrier of the block
 constexpr int BLOCK_BYTES = 16 * 128, TILE_BYTES = 2 * PANEL;  // 16 tokens of a panel; 64 x 128 bf16 in two panels
 constexpr int SORTED = 512;                                    // sequences at most, or they stay as they are
 constexpr float PER_E = 1.4426950408889634f;                   // log2(e)
 constexpr float LEAST = -150;                                  // 2^LEAST is 0; -inf would give NaN
 
-// Shared memory: keys; sums of gates and beta, fp32 [token]; where the chunk lies.
-constexpr int KEYS = 0, TOKEN_SUMS = TILE_BYTES, RATES = TOKEN_SUMS + CHUNK * 4, PLACE = RATES + CHUNK * 4;
-constexpr int SHARED_BYTES = PLACE + 16;
-// In the place of KEYS, once they are multiplied. LOWER: a panel, -beta decay keys keys^T below the blocks on the
-// diagonal; in those, the inverse of 16 x 16 without its ones. DIAGONALS: what is inverted, fp32
-// [block][column][row]. SOLVED: T.
-constexpr int LOWER = KEYS, DIAGONALS = KEYS + PANEL, SOLVED = KEYS + PANEL;
+// Shared memory: keys; sums of gates and beta, fp32 [token]. With 16,896 bytes 13 blocks fit on an SM.
+constexpr int KEYS = 0, TOKEN_SUMS = TILE_BYTES, RATES = TOKEN_SUMS + CHUNK * 4, SHARED_BYTES = RATES + CHUNK * 4;
+// In the place of KEYS, once they are multiplied. DIAGONALS: what is inverted, fp32 [block][row][column], a row 96
+// bytes and a block 1600: then four rows, or one row of two blocks, are in different banks. INVERSES: those of 16 x 16
+// without their ones, bf16 [block][column][row], a column 48 bytes. SOLVED: T, a panel, where DIAGONALS were.
+constexpr int LINE = 96, DIAGONAL = 1600, COLUMN = 48, INVERSE = 16 * COLUMN;
+constexpr int DIAGONALS = KEYS, SOLVED = KEYS, INVERSES = KEYS + PANEL;
 
 __device__ __forceinline__ int lane_of_warp() { return threadIdx.x % 32; }
-__device__ __forceinline__ int tile_at(int row, int part) { return part / 8 * PANEL + panel_at(row, part % 8); }
 __device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
 
 // Tensors of bf16 are addressed as 16-bit words. order: sequence, first token, tokens, 0 of the longest, the next, ...
@@ -311,6 +309,7 @@ struct Problem {
         return offsets_are_long ? (int)((const int64_t*)offsets)[i] : ((const int*)offsets)[i];
     }
     __device__ __forceinline__ int length(int i) const { return offset(i + 1) - offset(i); }
+    __host__ __device__ __forceinline__ int sorters() const { return (sequences + THREADS - 1) / THREADS; }
 };
 
 // Neighbouring blocks take neighbouring heads, whose rows are neighbours in memory.
@@ -321,57 +320,78 @@ struct Place {
 };
 
 // The sequence whose places hold the chunk's tells where it lies; no sequence: no token is inside.
-__device__ __forceinline__ Place place_of(uint8_t* memory, const Problem& p, int number) {
+__device__ __forceinline__ Place place_of(const Problem& p, int number) {
     const int slot = number / p.heads, head = number % p.heads;
-    if (threadIdx.x == 0) sts(memory + PLACE, make_int2(0, 0));
-    __syncthreads();
+    int first = 0, inside = 0;
+    #pragma unroll 1
     for (int i = threadIdx.x; i < p.sequences; i += THREADS) {
         const int start = p.offset(i), tokens = p.offset(i + 1) - start, from = (slot - start / CHUNK - i) * CHUNK;
-        if (from >= 0 && from < tokens) sts(memory + PLACE, make_int2(start + from, min(CHUNK, tokens - from)));
+        if (from >= 0 && from < tokens) first = start + from, inside = min(CHUNK, tokens - from);
     }
-    __syncthreads();
-    const int2 found = lds<int2>(memory + PLACE);
-    return {(int64_t)found.x * p.heads + head, found.y, p.records + (int64_t)number * RECORD};
+    first = __reduce_max_sync(~0u, first), inside = __reduce_max_sync(~0u, inside);
+    return {(int64_t)first * p.heads + head, inside, p.records + (int64_t)number * RECORD};
 }
 
-// One block of the grid; a thread counts for its sequences how many come before.
+// The first blocks of the grid; a thread counts for its sequence how many come before.
 __device__ __forceinline__ void sort(uint8_t* memory, const Problem& p) {
     const bool sorted = p.sequences <= SORTED;
     if (sorted)
+        #pragma unroll 1
         for (int i = threadIdx.x; i < p.sequences; i += THREADS) sts(memory + i * 4, p.length(i));
-    __syncthreads();
-    for (int i = threadIdx.x; i < p.sequences; i += THREADS) {
-        const int own = p.length(i);
-        int before = sorted ? 0 : i;
-        for (int j = 0; sorted && j < p.sequences; ++j) {
-            const int other = lds<int>(memory + j * 4);
-            before += other > own || (other == own && j < i);
-        }
-        p.order[before] = make_int4(i, p.offset(i), own, 0);
+    __syncwarp();
+    const int i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= p.sequences) return;
+    const int own = p.length(i);
+    int before = sorted ? 0 : i;
+    #pragma unroll 4
+    for (int j = 0; sorted && j < p.sequences; ++j) {
+        const int other = lds<int>(memory + j * 4);
+        before += other > own || (other == own && j < i);
     }
+    p.order[before] = make_int4(i, p.offset(i), own, 0);
 }
 
-// A warp copies the rows of 16 tokens.
-__device__ __forceinline__ void load_keys(uint8_t* memory, const Problem& p, const Place& place, int warp) {
-    const int lane = lane_of_warp(), part = lane % 16;
-    const uint16_t* from = p.k + place.first * WIDTH + part * 8;
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = 16 * warp + 2 * i + lane / 16;
-        const bool inside = row < place.inside;
-        copy16(memory + KEYS + tile_at(row, part), from + (inside ? (int64_t)row * p.heads * WIDTH : 0), inside);
+// 32 copies of two rows.
+__device__ __forceinline__ void load_keys(uint8_t* memory, const Problem& p, const Place& place) {
+    const int lane = lane_of_warp(), part = lane % 16, second = lane / 16;
+    const int at = part / 8 * PANEL + panel_at(second, part % 8);
+    const int64_t line = (int64_t)p.heads * WIDTH, two = 2 * line;
+    const uint16_t* from = p.k + (place.first * WIDTH + second * line + part * 8);
+    if (place.inside == CHUNK) {
+        #pragma unroll
+        for (int i = 0; i < 32; ++i, from += two) copy16(memory + KEYS + (at ^ i % 4 * 32) + i * 256, from, true);
+    } else {
+        #pragma unroll 1
+        for (int i = 0; i < 32; ++i, from += two) {
+            const bool inside = 2 * i + second < place.inside;
+            copy16(memory + KEYS + (at ^ i % 4 * 32) + i * 256, inside ? from : p.k, inside);
+        }
     }
     commit_copies();
 }
 
-// By one warp, two tokens a lane.
-__device__ __forceinline__ void gate(uint8_t* memory, const Problem& p, const Place& place) {
+// Gates and beta of the lane's two tokens.
+struct Pair { float g[2], rate[2]; };
+__device__ __forceinline__ Pair load_pair(const Problem& p, const Place& place) {
+    Pair r;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int token = 2 * lane_of_warp() + i;
+        const int64_t at = place.first + (int64_t)token * p.heads;
+        r.g[i] = r.rate[i] = 0;
+        if (token >= place.inside) continue;
+        r.g[i] = p.g[at];
+        r.rate[i] = p.beta_is_float ? ((const float*)p.beta)[at] : low(((const uint16_t*)p.beta)[at]);
+    }
+    return r;
+}
+
+__device__ __forceinline__ void gate(uint8_t* memory, const Place& place, const Pair& pair) {
     const int lane = lane_of_warp();
     float g[2];
     #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        const int token = 2 * lane + i;
-        g[i] = token < place.inside ? p.g[place.first + (int64_t)token * p.heads] * PER_E : 0;
+        g[i] = pair.g[i] * PER_E;
         g[i] = g[i] < LEAST ? LEAST : g[i];
     }
     float sum = g[0] + g[1];
@@ -389,100 +409,119 @@ __device__ __forceinline__ void gate(uint8_t* memory, const Problem& p, const Pl
         end[i] = 2 * lane + i < place.inside ? power_of_2(last - (i ? sums.y : sums.x)) : 0;
     }
     sts(memory + TOKEN_SUMS + lane * 8, sums);
+    sts(memory + RATES + lane * 8, make_float2(pair.rate[0], pair.rate[1]));
     float2* gates = reinterpret_cast<float2*>(place.record + SUMS);
-    gates[lane] = sums, gates[32 + lane] = make_float2(start[0], start[1]), gates[64 + lane] = make_float2(end[0], end[1]);
+    gates[lane] = sums;
+    gates[32 + lane] = make_float2(start[0], start[1]), gates[64 + lane] = make_float2(end[0], end[1]);
 }
 
-__device__ __forceinline__ void put_rates(uint8_t* memory, const Problem& p, const Place& place) {
-    #pragma unroll
-    for (int token = lane_of_warp(); token < CHUNK; token += 32) {
-        float rate = 0;
-        const int64_t at = place.first + (int64_t)token * p.heads;
-        if (token < place.inside)
-            rate = p.beta_is_float ? ((const float*)p.beta)[at] : low(((const uint16_t*)p.beta)[at]);
-        sts(memory + RATES + token * 4, rate);
-    }
-}
+__device__ __forceinline__ constexpr int pair_of(int later, int earlier) { return later * (later + 1) / 2 + earlier; }
 
-// Products of the keys of a block with the keys of the blocks up to it: sums[earlier][eight tokens].
-template <int BLOCK> __device__ __forceinline__ void multiply_pairs(float (&sums)[4][2][4], const uint8_t* memory) {
+// keys keys^T, blocks of 16 x 16 up to the diagonal: sums[pair of blocks][eight columns]. What ldmatrix loads of a
+// block is both the A of its rows and the B of its columns. An A is four registers in a row and a B two, so a B has
+// words of its own: of plain copies ptxas makes one for each product. zero is 0, which the compiler does not know.
+__device__ __forceinline__ void multiply_pairs(float (&sums)[10][2][4], const uint8_t* memory, u32 zero) {
     const int lane = lane_of_warp();
-    const uint8_t* left = memory + KEYS + BLOCK * BLOCK_BYTES + lane % 16 * 128;
-    const uint8_t* right = memory + KEYS + (lane / 16 * 8 + lane % 8) * 128;
-    const int left_part = (lane / 16 ^ lane % 8) << 4, right_part = (lane / 8 % 2 ^ lane % 8) << 4;
+    const uint8_t* keys = memory + KEYS + lane % 16 * 128;
+    const int first = (lane / 16 ^ lane % 8) << 4;
     #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {
-        u32 a[4], b[4];
-        const int panel = step / 4 * PANEL, part = step % 4 * 32;
-        ldmatrix(a, shared_address(left + panel + (left_part ^ part)));
+        u32 a[4][4], b[4][4];
         #pragma unroll
-        for (int earlier = 0; earlier <= BLOCK; ++earlier) {
-            ldmatrix(b, shared_address(right + panel + earlier * BLOCK_BYTES + (right_part ^ part)));
-            multiply(sums[earlier][0], a, b[0], b[1]);
-            multiply(sums[earlier][1], a, b[2], b[3]);
+        for (int block = 0; block < 4; ++block) {
+            ldmatrix(a[block], shared_address(keys + step / 4 * PANEL + block * BLOCK_BYTES + (first ^ step % 4 * 32)));
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) b[block][i] = a[block][i % 2 * 2 + i / 2] ^ zero;
+        }
+        #pragma unroll
+        for (int later = 0; later < 4; ++later)
+            #pragma unroll
+            for (int earlier = 0; earlier <= later; ++earlier) {
+                multiply(sums[pair_of(later, earlier)][0], a[later], b[earlier][0], b[earlier][1]);
+                multiply(sums[pair_of(later, earlier)][1], a[later], b[earlier][2], b[earlier][3]);
+            }
+    }
+}
+
+// What the lane's rows or columns of a block are scaled by: of token lane / 4 + 8 second of it, and of token
+// lane % 4 * 2 + 8 right and the next one.
+__device__ __forceinline__ float of_row(const uint8_t* memory, int what, int block, int second) {
+    return lds<float>(memory + what + lane_again() / 4 * 4 + block * 64 + second * 32);
+}
+__device__ __forceinline__ float2 of_column(const uint8_t* memory, int block, int right) {
+    return lds<float2>(memory + TOKEN_SUMS + lane_again() % 4 * 8 + block * 64 + right * 32);
+}
+
+// Blocks of beta decay keys keys^T on the diagonal, fp32. What is above it is not used, and may be infinite.
+__device__ __forceinline__ void put_diagonals(uint8_t* memory, const float (&sums)[10][2][4]) {
+    const int lane = lane_again();
+    uint8_t* at = memory + DIAGONALS + lane / 4 * LINE + lane % 4 * 8;
+    #pragma unroll
+    for (int block = 0; block < 4; ++block)
+        #pragma unroll
+        for (int i = 0; i < 3; ++i) {  // rows 8 (i > 0), columns 8 (i > 1) and after
+            const int second = i > 0, right = i > 1;
+            const float* pair = sums[pair_of(block, block)][right] + second * 2;
+            const float2 column = of_column(memory, block, right);
+            const float row = of_row(memory, TOKEN_SUMS, block, second), rate = of_row(memory, RATES, block, second);
+            sts(at + block * DIAGONAL + second * 8 * LINE + right * 32,
+                make_float2(pair[0] * rate * power_of_2(row - column.x), pair[1] * rate * power_of_2(row - column.y)));
+        }
+}
+
+// Those below, with a minus, as the B of products with the earlier block. The decay between two tokens has two factors:
+// to the end of the earlier block, and from there.
+__device__ __forceinline__ void make_lower(u32 (&lower)[6][4], const float (&sums)[10][2][4], const uint8_t* memory) {
+    #pragma unroll
+    for (int earlier = 0; earlier < 3; ++earlier) {
+        const float middle = lds<float>(memory + TOKEN_SUMS + (16 * earlier + 15) * 4);
+        float2 to[2];
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float2 column = of_column(memory, earlier, i);
+            to[i] = make_float2(power_of_2(middle - column.x), power_of_2(middle - column.y));
+        }
+        #pragma unroll
+        for (int later = earlier + 1; later < 4; ++later) {
+            float from[2];
+            #pragma unroll
+            for (int i = 0; i < 2; ++i)
+                from[i] = -of_row(memory, RATES, later, i) * power_of_2(of_row(memory, TOKEN_SUMS, later, i) - middle);
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) {  // rows 8 (i / 2), columns 8 (i % 2) and after
+                const float* pair = sums[pair_of(later, earlier)][i % 2] + i / 2 * 2;
+                lower[pair_of(later - 1, earlier)][i] =
+                    packed(pair[0] * from[i / 2] * to[i % 2].x, pair[1] * from[i / 2] * to[i % 2].y);
+            }
         }
     }
 }
 
-// One piece of code for each block has no branches in it, so loads run ahead of products.
-__device__ __forceinline__ void multiply_pairs_of(int block, float (&sums)[4][2][4], const uint8_t* memory) {
-    switch (block) {
-    case 0: return multiply_pairs<0>(sums, memory);
-    case 1: return multiply_pairs<1>(sums, memory);
-    case 2: return multiply_pairs<2>(sums, memory);
-    default: return multiply_pairs<3>(sums, memory);
-    }
-}
-
-// Rows and columns of the products are scaled. Above the diagonal the power may be infinite, and is not taken.
-__device__ __forceinline__ void put_lower(uint8_t* memory, const float (&sums)[4][2][4], int block) {
-    const int lane = lane_of_warp(), row = lane / 4, column = lane % 4 * 2;
-    const uint8_t *rate = memory + RATES + (16 * block + row) * 4, *gates = memory + TOKEN_SUMS;
-    const float rates[2] = {lds<float>(rate), lds<float>(rate + 32)};
-    const uint8_t* own = gates + (16 * block + row) * 4;
-    const float of_row[2] = {lds<float>(own), lds<float>(own + 32)};
-    #pragma unroll
-    for (int earlier = 0; earlier < 4; ++earlier) {
-        if (earlier > block) break;
-        u32 r[4];
+// A lane solves for a column of the inverses of 16 x 16 of two blocks.
+__device__ __forceinline__ void invert(uint8_t* memory) {
+    const int lane = lane_again(), column = lane % 16, half = lane / 16;
+    #pragma unroll 1
+    for (int i = 0; i < 4; i += 2) {
+        const uint8_t* diagonal = memory + DIAGONALS + (i + half) * DIAGONAL;
+        float x[16];
         #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* pair = sums[earlier][i / 2] + i % 2 * 2;
-            const float2 of_column = lds<float2>(gates + (16 * earlier + column + 8 * (i / 2)) * 4);
-            const float one = pair[0] * rates[i % 2] * power_of_2(of_row[i % 2] - of_column.x);
-            const float two = pair[1] * rates[i % 2] * power_of_2(of_row[i % 2] - of_column.y);
-            r[i] = packed(-one, -two);
-            if (earlier < block) continue;
-            const int i_row = row + 8 * (i % 2), i_column = column + 8 * (i / 2);
-            uint8_t* at = memory + DIAGONALS + block * 1024 + i_column * 64 + i_row * 4;
-            sts(at, i_row > i_column ? one : 0.0f), sts(at + 64, i_row > i_column + 1 ? two : 0.0f);
+        for (int row = 0; row < 16; ++row) {
+            x[row] = row == column;
+            #pragma unroll
+            for (int k = 0; k < row; k += 4) {
+                const float4 a = lds<float4>(diagonal + row * LINE + k * 4);
+                x[row] -= a.x * x[k];
+                if (k + 1 < row) x[row] -= a.y * x[k + 1];
+                if (k + 2 < row) x[row] -= a.z * x[k + 2];
+                if (k + 3 < row) x[row] -= a.w * x[k + 3];
+            }
         }
-        const int at = LOWER + panel_at(16 * block + lane % 16, 2 * earlier + lane / 16);
-        if (earlier < block) stmatrix(shared_address(memory + at), r);
-    }
-}
-
-// A lane solves for a column of the inverse of 16 x 16; lanes 16 and up do so too, and store the lower rows.
-__device__ __forceinline__ void invert(uint8_t* memory, int block) {
-    const uint8_t* lower = memory + DIAGONALS + block * 1024;
-    const int lane = lane_of_warp(), column = lane % 16, half = lane / 16;
-    float x[16];
-    #pragma unroll
-    for (int row = 0; row < 16; ++row) x[row] = row == column;
-    #pragma unroll
-    for (int k = 0; k < 15; ++k) {
+        u32 r[8];
         #pragma unroll
-        for (int row = (k + 1) / 4 * 4; row < 16; row += 4) {
-            const float4 a = lds<float4>(lower + k * 64 + row * 4);  // zeros on and above the diagonal
-            x[row] -= a.x * x[k], x[row + 1] -= a.y * x[k], x[row + 2] -= a.z * x[k], x[row + 3] -= a.w * x[k];
-        }
-    }
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = i + 8 * half;
-        const float value = row == column ? 0 : half ? x[i + 8] : x[i];
-        uint8_t* line = memory + LOWER + panel_at(16 * block + row, 2 * block + column / 8);
-        sts(line + column % 8 * 2, (uint16_t)packed(value, 0));
+        for (int row = 0; row < 16; row += 2)
+            r[row / 2] = packed(row == column ? 0 : x[row], row + 1 == column ? 0 : x[row + 1]);
+        uint8_t* to = memory + INVERSES + (i + half) * INVERSE + column * COLUMN;
+        sts(to, make_uint4(r[0], r[1], r[2], r[3])), sts(to + 16, make_uint4(r[4], r[5], r[6], r[7]));
     }
 }
 
@@ -491,59 +530,80 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4], const float (&sums)[2][4
     for (int i = 0; i < 4; ++i) a[i] = packed(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
 }
 
-// 16 columns of (I + lower)^-1 diag(beta). Transposed: the columns are rows of the products. Blocks of tokens before
-// the columns' own are zeros, and are multiplied like others.
-__device__ __forceinline__ void solve(uint8_t* memory, int own) {
-    u32 x[4][4], a[4], b[4];  // x: solved, [block]
+// (I + lower)^-1 diag(beta), 16 columns `own` at a time. Transposed: the columns are rows of the products, and a solved
+// block is, in registers, the A of the next ones.
+__device__ __forceinline__ void solve(uint8_t* memory, const u32 (&lower)[6][4]) {
+    u32 x[10][4], inverse[4][4], zeros[4] = {};
     const int lane = lane_again(), token = lane / 16 * 8 + lane % 8, odd = lane / 8 % 2;
+    const uint8_t* from = memory + INVERSES + (odd * 8 + lane % 8) * COLUMN + lane / 16 * 16;
+    const u32 to = shared_address(memory + SOLVED) + panel_at(token, odd);
     #pragma unroll
-    for (int block = 0; block < 4; ++block) {
-        float sums[2][4];  // [eight tokens]
+    for (int block = 0; block < 4; ++block)
+        ldmatrix_trans(inverse[block], shared_address(from + block * INVERSE));
+    #pragma unroll
+    for (int block = 0; block < 4; ++block)
         #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int row = lane % 4 * 2 + i % 2 + i / 4 * 8, column = lane / 4 + i / 2 % 2 * 8;
-            const bool here = block == own && row == column;
-            sums[i / 4][i % 4] = here ? lds<float>(memory + RATES + (16 * block + row) * 4) : 0.0f;
+        for (int own = 0; own < 4; ++own) {
+            const u32 at = (to ^ own * 32) + block * BLOCK_BYTES;
+            if (own > block) {
+                stmatrix_trans(at, zeros);
+                continue;
+            }
+            float sums[2][4] = {};  // [eight tokens]
+            if (own == block)
+                #pragma unroll
+                for (int i = 0; i < 4; ++i) {  // of columns lane / 4 and lane / 4 + 8
+                    const bool here = lane % 4 * 2 + i % 2 == lane / 4;
+                    sums[i / 2][i / 2 * 2 + i % 2] = here ? of_row(memory, RATES, block, i / 2) : 0;
+                }
+            #pragma unroll
+            for (int earlier = own; earlier < block; ++earlier) {
+                const u32 (&b)[4] = lower[pair_of(block - 1, earlier)];
+                multiply(sums[0], x[pair_of(earlier, own)], b[0], b[1]);
+                multiply(sums[1], x[pair_of(earlier, own)], b[2], b[3]);
+            }
+            u32 a[4];
+            const u32 (&b)[4] = inverse[block];
+            as_operand(a, sums);  // without the inverse's ones: what they multiply is in the sums, in fp32
+            multiply(sums[0], a, b[0], b[1]), multiply(sums[1], a, b[2], b[3]);
+            as_operand(x[pair_of(block, own)], sums);
+            stmatrix_trans(at, x[pair_of(block, own)]);
         }
-        #pragma unroll
-        for (int earlier = 0; earlier < block; ++earlier) {
-            ldmatrix(b, shared_address(memory + LOWER + panel_at(16 * block + token, 2 * earlier + odd)));
-            multiply(sums[0], x[earlier], b[0], b[1]), multiply(sums[1], x[earlier], b[2], b[3]);
-        }
-        ldmatrix(b, shared_address(memory + LOWER + panel_at(16 * block + token, 2 * block + odd)));
-        as_operand(a, sums);  // without the inverse's ones: what they multiply is in the sums, in fp32
-        multiply(sums[0], a, b[0], b[1]), multiply(sums[1], a, b[2], b[3]);
-        as_operand(x[block], sums);
-        stmatrix_trans(shared_address(memory + SOLVED + panel_at(16 * block + token, 2 * own + odd)), x[block]);
-    }
+}
+
+__device__ __forceinline__ void store_solved(const Place& place, const uint8_t* memory) {
+    const int at = lane_again() * 16;
+    #pragma unroll
+    for (int i = 0; i < PANEL; i += THREADS * 16)
+        *reinterpret_cast<uint4*>(place.record + at + i) = lds<uint4>(memory + SOLVED + at + i);
 }
 
 __global__ void __launch_bounds__(THREADS, FOLD_BLOCKS) fold_kernel(const Problem p) {
     extern __shared__ __align__(128) uint8_t memory[];
     if (DEPENDENT == 2) let_walk_start();
-    if (blockIdx.x == 0) return sort(memory, p);
-    const int warp = warp_of_block();
-    const Place place = place_of(memory, p, blockIdx.x - 1);
+    const int number = (int)blockIdx.x - p.sorters();
+    if (number < 0) return sort(memory, p);
+    const Place place = place_of(p, number);
     if (!place.inside) return;
-    load_keys(memory, p, place, warp);
-    if (warp == 0) gate(memory, p, place);
-    if (warp == 1) put_rates(memory, p, place);
+    const Pair pair = load_pair(p, place);
+    load_keys(memory, p, place);
+    gate(memory, place, pair);
     wait_copies<0>();
-    __syncthreads();
-    float sums[4][2][4] = {};
-    multiply_pairs_of(warp, sums, memory);
-    __syncthreads();  // the place of the keys is free
-    put_lower(memory, sums, warp);
     __syncwarp();
-    invert(memory, warp);
-    __syncthreads();
-    solve(memory, warp);
-    __syncthreads();
-    #pragma unroll
-    for (int i = 0; i < PANEL / 16 / THREADS; ++i) {
-        const int at = (i * THREADS + threadIdx.x) * 16;
-        *reinterpret_cast<uint4*>(place.record + at) = lds<uint4>(memory + SOLVED + at);
+    u32 lower[6][4];
+    {
+        float sums[10][2][4] = {};
+        multiply_pairs(sums, memory, p.heads >> 31);
+        __syncwarp();  // the place of the keys is free
+        put_diagonals(memory, sums);
+        make_lower(lower, sums, memory);
     }
+    __syncwarp();
+    invert(memory);
+    __syncwarp();
+    solve(memory, lower);
+    __syncwarp();
+    store_solved(place, memory);
     if (DEPENDENT == 1) let_walk_start();
 }
 
@@ -562,10 +622,10 @@ template <int CLUSTER_, int STAGES_, int SLOTS_> struct Shape {
     static constexpr int CLUSTER = CLUSTER_, STAGES = STAGES_, SLOTS = SLOTS_;
     static constexpr bool APART = CLUSTER == 4;           // blocks 0 and 1 have the chain, 2 and 3 the outputs
     static constexpr int BOX_ROWS = 2 * CHUNK / CLUSTER;  // of a panel of k: what a block fetches
-    // Bytes. A stage: keys; T and the block's columns of v; queries; gates. T and v are in other blocks than queries, or
-    // in the same. Or it is a pair's state, fp32, 32 columns and then the others. A slot: S^T, then c^T. Barriers stand
-    // behind both: full, empty: a stage has come, all blocks have used it; used: this block's warps have; ready: S and c
-    // are in a slot; passed: the outputs have used them.
+    // Bytes. A stage: keys; T and the block's columns of v; queries; gates. T and v are in other blocks than queries,
+    // or in the same. Or it is a pair's state, fp32, 32 columns and then the others. A slot: S^T, then c^T. Barriers
+    // stand behind both: full, empty: a stage has come, all blocks have used it; used: this block's warps have; ready:
+    // S and c are in a slot; passed: the outputs have used them.
     static constexpr u32 SOLVED = 2 * PANEL, VALUES = SOLVED + PANEL, QUERIES = APART ? SOLVED : VALUES + PANEL;
     static constexpr u32 GATES_AT = QUERIES + 2 * PANEL, FULL = GATES_AT + GATES, EMPTY = FULL + 8, USED = FULL + 16;
     static constexpr u32 STATES = 3 * PANEL, READY = STATES, PASSED = READY + 8;
@@ -619,15 +679,19 @@ template <int COUNT, u32 SIZE> struct Turn {
         if (--left == 0) place -= COUNT * SIZE, left = COUNT, parity ^= 1;
     }
 };
-// Stages come in this order: a pair's state, its chunks, the next pair's state, ... and after the last pair one without a
-// state, into which the last one's is put.
+// Stages come in this order: a pair's state, its chunks, the next pair's state, ... and after the last pair one without
+// a state, into which the last one's is put.
 template <class S> struct Stages : Turn<S::STAGES, S::STAGE> {
     __device__ __forceinline__ Stages(const Places& at) : Turn<S::STAGES, S::STAGE>(at.base) {}
-    __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const { bar_wait(this->place + bar, this->parity ^ turned); }
+    __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const {
+        bar_wait(this->place + bar, this->parity ^ turned);
+    }
 };
 template <class S> struct Slots : Turn<S::SLOTS, S::SLOT> {
     __device__ __forceinline__ Slots(const Places& at) : Turn<S::SLOTS, S::SLOT>(at.base + S::SLOTS_AT) {}
-    __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const { bar_wait(this->place + bar, this->parity ^ turned); }
+    __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const {
+        bar_wait(this->place + bar, this->parity ^ turned);
+    }
 };
 __device__ __forceinline__ void arrive_of_warp(u32 bar) {
     __syncwarp();
@@ -695,7 +759,8 @@ template <class S> __device__ __forceinline__ void produce(const Problem& p, con
         return to;
     };
     each_pair(p, [&](const Pair& pair) {
-        const uint8_t* record = p.records + ((int64_t)(pair.first / CHUNK + pair.sequence) * p.heads + pair.head) * RECORD;
+        const uint8_t* record =
+            p.records + ((int64_t)(pair.first / CHUNK + pair.sequence) * p.heads + pair.head) * RECORD;
         const u32 place = greet(at.chain ? 4 * PANEL : 0);
         if (at.chain) {
             copy_box(place, &p.states, half * PART, pair.row(p.heads), place + S::FULL);
@@ -996,7 +1061,8 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
             multiply_pairs();
             store(at.base + S::STAGING, rows, out, line, inside);
             sum();
-            out = p.out + (pair.first + done) * line + pair.head * WIDTH + at.half() * PART, inside = pair.tokens - done;
+            out = p.out + (pair.first + done) * line + pair.head * WIDTH + at.half() * PART;
+            inside = pair.tokens - done;
         }
     });
     store(at.base + S::STAGING, rows, out, line, inside);
@@ -1067,7 +1133,7 @@ namespace fold {
 int launch(const Problem& p, int slots, cudaStream_t stream) {
     int sms;
     MUST(prepare<fold_kernel>(SHARED_BYTES, sms));
-    fold_kernel<<<1 + slots * p.heads, THREADS, SHARED_BYTES, stream>>>(p);
+    fold_kernel<<<p.sorters() + slots * p.heads, THREADS, SHARED_BYTES, stream>>>(p);
     return cudaGetLastError();
 }
 
@@ -1184,10 +1250,10 @@ def dense(x):
 
 
 def rule_of(q, k, v, g, beta, states, cu_seqlens, device):
-    """(out, the states after); see reference.py for the shapes. ValueError before a launch where the kernels do not serve
-    an input. The offsets' values are on the GPU, and not read here. They must go from 0 to the number of tokens and not
-    descend: tokens outside leave rows of out unset, a sequence of fewer than 0 tokens makes walk wait for ever, and
-    offsets below 0 or beyond the tokens make both kernels read, and walk write, outside of the tensors."""
+    """(out, the states after); see reference.py for the shapes. ValueError before a launch where the kernels do not
+    serve an input. The offsets' values are on the GPU, and not read here. They must go from 0 to the number of tokens
+    and not descend: tokens outside leave rows of out unset, a sequence of fewer than 0 tokens makes walk wait for ever,
+    and offsets below 0 or beyond the tokens make both kernels read, and walk write, outside of the tensors."""
     shape, sequences = q.shape, len(states)
     tokens, heads, width = shape
     chunks = (tokens // CHUNK + sequences) * heads  # at least as many as there are

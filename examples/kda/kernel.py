@@ -5,15 +5,16 @@
 fold computes these matrices, all chunks side by side, and writes a record of 74,240 bytes a chunk and head, laid out as
 walk wants it in shared memory. walk goes over the chunks of a head, and is launched while fold ends.
 
-fold: a block of eight warps takes a chunk of a head. A warp gates eight tokens, a lane four of their channels.
+fold: a block of four warps takes a chunk of a head. A warp gates 16 tokens, a lane four of their channels.
 * m is the sum of the gates at the middle of each block of 16 tokens; keys and queries are scaled from and to m of their
   own block. A product of two blocks has 2^(m - m) on its right operand. All are in range while gates are at least -5.4;
   where 16 gates in a row sum to less than -87, that factor is 0, and a block's first tokens lose what came before.
+* Each warp multiplies two or three of the ten pairs of blocks, keys and queries with one right operand.
 * (I + lower)^-1 is never made: only the blocks of 16 x 16 on its diagonal are inverted, in fp32. Then each warp solves
-  for 32 columns of keys or values, block after block, without a barrier: transposed, a solved block is, in registers,
-  the operand of the next products.
-* Keys, queries and values are scaled, solved and staged in the place where they arrived, so 72 KB of shared memory do,
-  and three blocks fit on an SM. They lie there as in the record.
+  for 64 columns of keys or values, block after block, without a barrier: transposed, a solved block is, in registers,
+  the operand of the next products; and that of values is, there, what goes to the record.
+* Keys and queries are scaled in the place where they arrived, and values come to that of the queries, so 56 KB of
+  shared memory do, and four blocks fit on an SM: those of 528 chunks and heads on 132 SMs at once.
 
 walk: a cluster takes a pair of batch and head, a block 64 columns of V.
 * The chain is transposed, and stays in the registers of a warpgroup: what one product leaves there in fp32 is, as bf16,
@@ -45,10 +46,10 @@ CHUNK = 64
 WIDTH = 128
 GRID = 65535  # blocks in y or in z
 RECORD = 37120  # bf16 that fill the record of a chunk and head, 74,240 bytes
-FOLD_BLOCKS = 3  # of an SM: the compiler leaves registers for so many
+FOLD_BLOCKS = 4  # of an SM: the compiler leaves registers for so many
 # Blocks that take the same columns (turns), stages of the chain's ring and of the outputs', slots for S and c on their
-# way to the outputs. With more turns a slot and a stage of the outputs have more time: one of each does, and the chain's
-# ring may be longer.
+# way to the outputs. With more turns a slot and a stage of the outputs have more time: one of each does, and the
+# chain's ring may be longer.
 MANY = (1, 3, 2, 2)
 SOME = (2, 4, 1, 1)  # with at most SOME_PAIRS pairs
 FEW = (4, 4, 1, 1)  # with at most FEW_PAIRS pairs
@@ -117,9 +118,6 @@ __device__ __forceinline__ u32 packed(float low, float high) {  // to a pair of 
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-template <int THREADS> __device__ __forceinline__ void barrier_of(u32 number) {
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
-}
 __device__ __forceinline__ void let_walk_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_fold() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
@@ -136,6 +134,14 @@ __device__ __forceinline__ int lane_again() {
     int lane;
     asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
     return lane;
+}
+struct Block { u32 x, y, z; };
+__device__ __forceinline__ Block block_again() {  // blockIdx, read anew
+    Block r;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(r.x));
+    asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(r.y));
+    asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(r.z));
+    return r;
 }
 // 16 bytes to shared memory, zeros where `inside` is false. With a hint to the L2, ptxas 13.0 made an illegal
 // instruction of this (LDGSTS [R19+UR0], desc[UR1]).
@@ -174,6 +180,14 @@ __device__ __forceinline__ u32 times(u32 a, u32 b) {  // pairs of bf16
     u32 r;
     asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
     return r;
+}
+
+// What this thread wrote to shared memory is there for wgmma and bulk copies; after a barrier, what all wrote.
+__device__ __forceinline__ void async_sees() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// To global memory; returns when all of it has been read.
+__device__ __forceinline__ void store_bulk(uint8_t* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;\ncp.async.bulk.commit_group;\n"
+                 "cp.async.bulk.wait_group.read 0;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
 }
 
 // Of walk
@@ -236,8 +250,6 @@ __device__ __forceinline__ void store_words(void* to, const u32 (&r)[4], bool in
     asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}"
                  ::"l"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"((int)inside) : "memory");
 }
-// What this thread wrote to shared memory is there for wgmma and bulk copies; after a barrier, what all wrote.
-__device__ __forceinline__ void async_sees() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int GROUPS> __device__ __forceinline__ void products_but() {
@@ -260,9 +272,9 @@ constexpr u32 PANEL = 8192;
 __device__ __forceinline__ int panel_at(int row, int part) { return row * 128 + ((part ^ (row & 7)) << 4); }
 
 // Bytes of a record: two panels each of pushed, ended and asked, one of weighted; decay, fp32, in the order in which a
-// lane of walk's chain loads four (decay_at); new as the transposed sums of wgmma lie: 512 bytes for 16 x 16 values, four
-// such down 64 tokens, then the next 16 columns. The chain of walk takes CHAIN_BYTES from the start and a part of new,
-// the outputs OUTPUT_BYTES from ASKED.
+// lane of walk's chain loads four (decay_at); new as the transposed sums of wgmma lie: 512 bytes for 16 x 16 values,
+// four such down 64 tokens, then the next 16 columns. The chain of walk takes CHAIN_BYTES from the start and a part of
+// new, the outputs OUTPUT_BYTES from ASKED.
 constexpr u32 PUSHED = 0, ENDED = 2 * PANEL, DECAY = 4 * PANEL, CHAIN_BYTES = DECAY + WIDTH * 4;
 constexpr u32 ASKED = CHAIN_BYTES, WEIGHTED = ASKED + 2 * PANEL, NEW = WEIGHTED + PANEL, RECORD = NEW + 2 * PANEL;
 constexpr u32 OUTPUT_BYTES = NEW - ASKED;
@@ -275,22 +287,28 @@ __device__ __forceinline__ int decay_at(int channel) {
 FOLD = r"""
 namespace fold {
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS;
-constexpr int OWN = CHUNK / WARPS;  // tokens that a warp gates
+constexpr int WARPS = 4, THREADS = 32 * WARPS;
+constexpr int OWN = CHUNK / WARPS;  // tokens that a warp gates: a block
 constexpr int BLOCK_BYTES = 16 * 128, TILE_BYTES = 2 * PANEL;  // 16 tokens of a panel; 64 x 128 bf16 in two panels
 constexpr float PER_E = 1.4426950408889634f, SCALE = 0.08838834764831845f;  // log2(e), 1 / sqrt(128)
 
-// Shared memory. Tiles: keys and queries of 2^(sums - m), keys of 2^(m - sums), values.
-constexpr int KEYS = 0, QUERIES = TILE_BYTES, RIGHT = 2 * TILE_BYTES, VALUES = 3 * TILE_BYTES;
-constexpr int TOTALS = 4 * TILE_BYTES;               // fp32 [warp][channel]: sums of the gates of eight tokens
-constexpr int STARTS = TOTALS + WARPS * WIDTH * 4;   // fp32 [block][channel]: 2^m
-constexpr int BRIDGES = STARTS + 4 * WIDTH * 4;      // bf16 [pair of blocks][channel]: 2^(m[later] - m[earlier])
-constexpr int RATES = BRIDGES + 6 * WIDTH * 2;       // fp32 [token]: beta
+// Shared memory. Tiles: keys and queries of 2^(sums - m), keys of 2^(m - sums). Four blocks of 57,088 bytes fit an SM.
+constexpr int KEYS = 0, QUERIES = TILE_BYTES, RIGHT = 2 * TILE_BYTES;
+constexpr int TOTALS = 3 * TILE_BYTES;               // fp32 [eight tokens][channel]: sums of their gates
+constexpr int BRIDGES = TOTALS + 8 * WIDTH * 4;      // bf16 [pair of blocks][channel]: 2^(m[later] - m[earlier])
+constexpr int STARTS = BRIDGES + 6 * WIDTH * 2;      // fp32 [block][channel]: 2^m
+constexpr int RATES = STARTS + 4 * WIDTH * 4;        // fp32 [token]: beta
 constexpr int SHARED_BYTES = RATES + CHUNK * 4;
-// In the place of RIGHT, once the products of pairs are done. LOWER: a panel, -beta keys keys^T below the blocks on the
-// diagonal; in those, the inverse of 16 x 16 without its ones. DIAGONALS: what is inverted, fp32
-// [block][column][row].
-constexpr int LOWER = RIGHT, DIAGONALS = RIGHT + PANEL;
+// Once the products of pairs are done, values come to the place of queries; weighted is staged in that of totals and
+// bridges, 512 bytes for 16 x 16; and in the place of RIGHT are:
+// LOWER, -beta keys keys^T below the blocks on the diagonal, [pair of blocks][lane] as B;
+// DIAGONALS, what is inverted, fp32 [block][row][column], a row 96 bytes and a block 1600: then four rows, or the same
+// row of two blocks, are in different banks;
+// INVERSES, those of 16 x 16 without their ones, bf16 [block][column][row], a column 48 bytes.
+constexpr int VALUES = QUERIES, WEIGHTS = TOTALS;
+constexpr int LINE = 96, DIAGONAL = 1600, COLUMN = 48, INVERSE = 16 * COLUMN;
+constexpr int LOWER = RIGHT, DIAGONALS = LOWER + 6 * 512, INVERSES = DIAGONALS + 4 * DIAGONAL;
+static_assert(INVERSES + 4 * INVERSE <= RIGHT + TILE_BYTES && 10 * 512 <= STARTS - TOTALS, "they must fit");
 
 __device__ __forceinline__ int lane_of_warp() { return threadIdx.x % 32; }
 __device__ __forceinline__ int tile_at(int row, int part) { return part / 8 * PANEL + panel_at(row, part % 8); }
@@ -314,8 +332,9 @@ struct Place {
     int head;
     int inside;     // its tokens that exist; 0 or less: none
     __device__ __forceinline__ explicit Place(const Problem& p) {
-        const int line = blockIdx.y, chunk = blockIdx.z;
-        head = blockIdx.x;
+        const Block block = block_again();  // so that none of this is kept, and spilled, over phases
+        const int line = block.y, chunk = block.z;
+        head = block.x;
         first = ((int64_t)line * p.tokens + chunk * CHUNK) * p.heads + head;
         number = (line * p.heads + head) * p.chunks + chunk;
         inside = min(CHUNK, p.tokens - chunk * CHUNK);
@@ -323,32 +342,33 @@ struct Place {
     __device__ __forceinline__ uint8_t* record(const Problem& p) const { return p.records + (int64_t)number * RECORD; }
 };
 
-// A warp copies the rows that it gates.
+// A warp copies the rows that it gates. FULL: all 64 tokens of the chunk exist.
+template <bool FULL>
 __device__ __forceinline__ void copy_rows(uint8_t* tile, const uint16_t* from, const Place& place, int heads,
                                           int warp) {
-    const int lane = lane_of_warp(), part = lane % 16;
-    from += place.first * WIDTH + part * 8;
+    const int lane = lane_of_warp(), part = lane % 16, row = OWN * warp + lane / 16;
+    const int64_t line = (int64_t)heads * WIDTH;
+    const int at = tile_at(row, part);
+    from += place.first * WIDTH + row * line + part * 8;
     #pragma unroll
-    for (int i = 0; i < OWN / 2; ++i) {
-        const int row = OWN * warp + 2 * i + lane / 16;
-        copy16(tile + tile_at(row, part), from + row * heads * WIDTH, row < place.inside);
-    }
+    for (int i = 0; i < OWN / 2; ++i, from += 2 * line)
+        copy16(tile + (at ^ i % 4 * 32) + i * 256, from, FULL || row + 2 * i < place.inside);
 }
 
-// All loads of the block at once; gates go to registers, four channels of each token of the warp a lane.
+// All loads of the block but those of values at once; gates go to registers, four channels of each token of the warp a
+// lane.
+template <bool FULL>
 __device__ __forceinline__ void start_loads(float4 (&gates)[OWN], uint8_t* memory, const Problem& p, const Place& place,
                                             int warp) {
-    const float* from = p.g + place.first * WIDTH + 4 * lane_of_warp();
+    const int64_t line = (int64_t)p.heads * WIDTH;
+    const float* from = p.g + (place.first * WIDTH + OWN * warp * line + 4 * lane_of_warp());
     #pragma unroll
-    for (int t = 0; t < OWN; ++t) {
-        const int row = OWN * warp + t;
-        gates[t] = make_float4(0, 0, 0, 0);
-        if (row < place.inside) gates[t] = load_gates(from + row * p.heads * WIDTH);
+    for (int t = 0; t < OWN; ++t, from += line) {
+        if (!FULL) gates[t] = make_float4(0, 0, 0, 0);
+        if (FULL || OWN * warp + t < place.inside) gates[t] = load_gates(from);
     }
-    copy_rows(memory + KEYS, p.k, place, p.heads, warp);
-    copy_rows(memory + QUERIES, p.q, place, p.heads, warp);
-    commit_copies();
-    copy_rows(memory + VALUES, p.v, place, p.heads, warp);
+    copy_rows<FULL>(memory + KEYS, p.k, place, p.heads, warp);
+    copy_rows<FULL>(memory + QUERIES, p.q, place, p.heads, warp);
     commit_copies();
 }
 
@@ -369,26 +389,32 @@ __device__ __forceinline__ uint2 four_packed(const float (&x)[4]) {
 }
 
 __device__ __forceinline__ void put_totals(uint8_t* memory, const float4 (&gates)[OWN], int warp) {
-    float sum[4] = {};
     #pragma unroll
-    for (int t = 0; t < OWN; ++t) add(sum, gates[t]);
-    #pragma unroll
-    for (int j = 0; j < 4; ++j) sum[j] *= PER_E;
-    sts(memory + TOTALS + warp * 512 + lane_of_warp() * 16, four(sum));
+    for (int half = 0; half < 2; ++half) {
+        float sum[4] = {};
+        #pragma unroll
+        for (int t = 0; t < 8; ++t) add(sum, gates[8 * half + t]);
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) sum[j] *= PER_E;
+        sts(memory + TOTALS + (2 * warp + half) * 512 + lane_of_warp() * 16, four(sum));
+    }
 }
 
 __device__ __forceinline__ float of_block(const float (&m)[4][4], int block, int j) {
     return block < 2 ? (block == 0 ? m[0][j] : m[1][j]) : (block == 2 ? m[2][j] : m[3][j]);
 }
 
-// What a lane scales its four channels by: 2^m of the warp's block, and 2^(sum of the chunk - m). m lies between the
-// two warps of a block. Stores the starts, the bridges, of which a warp takes a pair of blocks, and the chunk's decay.
+// The blocks of a pair, of which 0 is 1 and 0, 1 is 2 and 0, ...
+__device__ __forceinline__ int later_of(int pair) { return pair < 1 ? 1 : pair < 3 ? 2 : 3; }
+__device__ __forceinline__ int earlier_of(int pair) { return pair - later_of(pair) * (later_of(pair) - 1) / 2; }
+
+// What a lane scales its four channels by: 2^m of the warp's block, and 2^(sum of the chunk - m). m lies in the
+// middle of a block. Stores the starts, the bridges, of which a warp takes one or two, and the chunk's decay.
 __device__ __forceinline__ void ends_of(float (&start)[4], float (&end)[4], uint8_t* memory, uint8_t* decay, int warp) {
-    const int lane = lane_of_warp(), block = warp / 2;
-    const int later = warp < 1 ? 1 : warp < 3 ? 2 : 3, earlier = warp - later * (later - 1) / 2;
-    float m[4][4], sum[4] = {}, bridge[4], all[4];
+    const int lane = lane_of_warp();
+    float m[4][4], sum[4] = {}, all[4];
     #pragma unroll
-    for (int i = 0; i < WARPS; ++i) {
+    for (int i = 0; i < 8; ++i) {
         add(sum, lds<float4>(memory + TOTALS + i * 512 + lane * 16));
         #pragma unroll
         for (int j = 0; j < 4; ++j)
@@ -396,13 +422,19 @@ __device__ __forceinline__ void ends_of(float (&start)[4], float (&end)[4], uint
     }
     #pragma unroll
     for (int j = 0; j < 4; ++j) {
-        const float middle = of_block(m, block, j);
+        const float middle = of_block(m, warp, j);
         start[j] = power_of_2(middle), end[j] = power_of_2(sum[j] - middle), all[j] = power_of_2(sum[j]);
-        bridge[j] = power_of_2(of_block(m, later, j) - of_block(m, earlier, j));
     }
-    if (warp % 2 == 0) sts(memory + STARTS + block * 512 + lane * 16, four(start));
-    if (warp < 6) sts(memory + BRIDGES + bridge_at(later, earlier) + lane * 8, four_packed(bridge));
-    if (warp != 7) return;
+    sts(memory + STARTS + warp * 512 + lane * 16, four(start));
+    #pragma unroll 1
+    for (int pair = warp; pair < 6; pair += WARPS) {
+        float bridge[4];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j)
+            bridge[j] = power_of_2(of_block(m, later_of(pair), j) - of_block(m, earlier_of(pair), j));
+        sts(memory + BRIDGES + pair * 256 + lane * 8, four_packed(bridge));
+    }
+    if (warp != 3) return;
     #pragma unroll
     for (int j = 0; j < 4; j += 2)
         *reinterpret_cast<float2*>(decay + decay_at(4 * lane + j)) = make_float2(all[j], all[j + 1]);
@@ -415,22 +447,20 @@ __device__ __forceinline__ void gate(uint8_t* memory, const Problem& p, const Pl
     const int lane = lane_of_warp();
     float start[4], end[4], sum[4] = {};  // sum: that of the gates, less m
     ends_of(start, end, memory, place.record(p) + DECAY, warp);
-    if (warp % 2 == 0) {
-        const float4 total = lds<float4>(memory + TOTALS + warp * 512 + lane * 16);
-        sum[0] = -total.x, sum[1] = -total.y, sum[2] = -total.z, sum[3] = -total.w;
-    }
+    const float4 total = lds<float4>(memory + TOTALS + 2 * warp * 512 + lane * 16);
+    sum[0] = -total.x, sum[1] = -total.y, sum[2] = -total.z, sum[3] = -total.w;
     const int first = tile_at(OWN * warp, lane / 2) + lane % 2 * 8;
     uint8_t* record = place.record(p);
     #pragma unroll
     for (int t = 0; t < OWN; ++t) {
-        const int at = (first ^ t * 16) + t * 128;
+        const int at = (first ^ t % 8 * 16) + t * 128;
         const uint2 k = lds<uint2>(memory + KEYS + at), q = lds<uint2>(memory + QUERIES + at);
         const float g[4] = {gates[t].x, gates[t].y, gates[t].z, gates[t].w};
         float key[4] = {low(k.x), high(k.x), low(k.y), high(k.y)}, right[4];
         float query[4] = {low(q.x), high(q.x), low(q.y), high(q.y)};
         #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            sum[j] = fmaf(g[j], PER_E, sum[j]);
+            sum[j] = fmaf(g[j], PER_E, t == 8 ? 0 : sum[j]);
             const float rise = power_of_2(sum[j]);
             right[j] = key[j] * power_of_half(sum[j]);
             key[j] *= rise, query[j] *= rise * SCALE;
@@ -444,116 +474,147 @@ __device__ __forceinline__ void gate(uint8_t* memory, const Problem& p, const Pl
     }
 }
 
-// Products of the keys or queries of a block with the keys of the blocks up to it: sums[earlier][eight tokens].
-template <int BLOCK>
-__device__ __forceinline__ void multiply_pairs(float (&sums)[4][2][4], const uint8_t* left, const uint8_t* memory) {
+// Products of keys and of queries of a block with keys of an earlier one, or the same.
+struct Tile { float keys[2][4], queries[2][4]; };  // [eight columns]
+
+__device__ __forceinline__ void multiply_both(Tile& tile, const u32 (&keys)[4], const u32 (&queries)[4],
+                                              const u32 (&b)[4]) {
+    multiply(tile.keys[0], keys, b[0], b[1]), multiply(tile.keys[1], keys, b[2], b[3]);
+    multiply(tile.queries[0], queries, b[0], b[1]), multiply(tile.queries[1], queries, b[2], b[3]);
+}
+
+// The 16 tokens of a block of a tile as A, or as B; 16 channels.
+__device__ __forceinline__ void load_rows(u32 (&a)[4], const uint8_t* tile, int block, int step) {
     const int lane = lane_of_warp();
-    left += BLOCK * BLOCK_BYTES + lane % 16 * 128;
-    const uint8_t* right = memory + RIGHT + (lane / 16 * 8 + lane % 8) * 128;
-    const uint8_t* bridge = memory + BRIDGES + bridge_at(BLOCK, 0) + lane % 4 * 4;
-    const int left_part = (lane / 16 ^ lane % 8) << 4, right_part = (lane / 8 % 2 ^ lane % 8) << 4;
+    ldmatrix(a, shared_address(tile + block * BLOCK_BYTES + step / 4 * PANEL + lane % 16 * 128
+                               + ((lane / 16 ^ lane % 8) << 4 ^ step % 4 * 32)));
+}
+__device__ __forceinline__ void load_columns(u32 (&b)[4], const uint8_t* tile, int block, int step) {
+    const int lane = lane_of_warp();
+    ldmatrix(b, shared_address(tile + block * BLOCK_BYTES + step / 4 * PANEL + (lane / 16 * 8 + lane % 8) * 128
+                               + ((lane / 8 % 2 ^ lane % 8) << 4 ^ step % 4 * 32)));
+}
+__device__ __forceinline__ void cross(u32 (&b)[4], const uint8_t* bridge, int step) {
+    const uint8_t* at = bridge + step * 32 + lane_of_warp() % 4 * 4;
+    const u32 first = lds<u32>(at), second = lds<u32>(at + 16);
+    b[0] = times(b[0], first), b[1] = times(b[1], second), b[2] = times(b[2], first), b[3] = times(b[3], second);
+}
+
+// Two blocks on the diagonal, and the one beside and below them: (block, block), (block + 1, block) and (block + 1,
+// block + 1), in this order.
+__device__ __forceinline__ void multiply_triangle(Tile (&tiles)[3], const uint8_t* memory, int block) {
+    const uint8_t* bridge = memory + BRIDGES + bridge_at(block + 1, block);
     #pragma unroll
     for (int step = 0; step < WIDTH / 16; ++step) {
-        u32 a[4], b[4];
-        const int panel = step / 4 * PANEL, part = step % 4 * 32;
-        ldmatrix(a, shared_address(left + panel + (left_part ^ part)));
+        u32 keys[2][4], queries[2][4], b[2][4];
         #pragma unroll
-        for (int earlier = 0; earlier <= BLOCK; ++earlier) {
-            ldmatrix(b, shared_address(right + panel + earlier * BLOCK_BYTES + (right_part ^ part)));
-            if (earlier < BLOCK) {
-                const uint8_t* at = bridge + earlier * 256 + step * 32;
-                const u32 first = lds<u32>(at), second = lds<u32>(at + 16);
-                b[0] = times(b[0], first), b[1] = times(b[1], second);
-                b[2] = times(b[2], first), b[3] = times(b[3], second);
-            }
-            multiply(sums[earlier][0], a, b[0], b[1]);
-            multiply(sums[earlier][1], a, b[2], b[3]);
+        for (int i = 0; i < 2; ++i) {
+            load_rows(keys[i], memory + KEYS, block + i, step);
+            load_rows(queries[i], memory + QUERIES, block + i, step);
+            load_columns(b[i], memory + RIGHT, block + i, step);
+        }
+        multiply_both(tiles[0], keys[0], queries[0], b[0]);
+        multiply_both(tiles[2], keys[1], queries[1], b[1]);
+        cross(b[0], bridge, step);
+        multiply_both(tiles[1], keys[1], queries[1], b[0]);
+    }
+}
+// (block, 0), (block, 1).
+__device__ __forceinline__ void multiply_line(Tile (&tiles)[3], const uint8_t* memory, int block) {
+    const uint8_t* bridge = memory + BRIDGES + bridge_at(block, 0);
+    #pragma unroll
+    for (int step = 0; step < WIDTH / 16; ++step) {
+        u32 keys[4], queries[4], b[2][4];
+        load_rows(keys, memory + KEYS, block, step), load_rows(queries, memory + QUERIES, block, step);
+        #pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            load_columns(b[i], memory + RIGHT, i, step), cross(b[i], bridge + i * 256, step);
+            multiply_both(tiles[i], keys, queries, b[i]);
         }
     }
 }
 
-// One piece of code for each block has no branches in it, so loads run ahead of products.
-__device__ __forceinline__ void multiply_pairs_of(int block, float (&sums)[4][2][4], const uint8_t* left,
-                                                  const uint8_t* memory) {
-    switch (block) {
-    case 0: return multiply_pairs<0>(sums, left, memory);
-    case 1: return multiply_pairs<1>(sums, left, memory);
-    case 2: return multiply_pairs<2>(sums, left, memory);
-    default: return multiply_pairs<3>(sums, left, memory);
-    }
-}
-
-// 512 bytes at a time, to the same places of a record as in shared memory.
-template <int TIMES> __device__ __forceinline__ void copy_out(uint8_t* to, const uint8_t* from) {
+// A lane's 16 bytes of 16 x 16 of weighted: those of a row are a sector.
+__device__ __forceinline__ void store_weights(uint8_t* record, int later, int earlier, uint4 four) {
     const int lane = lane_again();
-    #pragma unroll
-    for (int i = 0; i < TIMES; ++i)
-        *reinterpret_cast<uint4*>(to + i * 512 + lane * 16) = lds<uint4>(from + i * 512 + lane * 16);
+    *reinterpret_cast<uint4*>(record + WEIGHTED + panel_at(16 * later + lane / 2, 2 * earlier + lane % 2)) = four;
 }
+__device__ __forceinline__ int staged_at(int row, int part) { return row * 32 + ((part ^ row / 4 % 2) << 4); }
 
-// The warp's 16 rows of weighted, staged in the place of its queries, which no other warp reads.
-__device__ __forceinline__ void put_weights(uint8_t* record, uint8_t* memory, const float (&sums)[4][2][4], int block) {
-    uint8_t* stage = memory + QUERIES + block * BLOCK_BYTES;
-    const int lane = lane_of_warp(), row = lane / 4, column = lane % 4 * 2;
+__device__ __forceinline__ void stage_weights(uint8_t* stage, const float (&sums)[2][4], bool on_diagonal) {
+    const int lane = lane_again(), row = lane / 4, column = lane % 4 * 2;
+    u32 r[4];
     #pragma unroll
-    for (int earlier = 0; earlier < 4; ++earlier) {
-        u32 r[4];
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // rows 8 (i % 2), columns 8 (i / 2) and after
-            const float* pair = sums[earlier][i / 2] + i % 2 * 2;
-            const int ahead = earlier < block ? 16 : row + 8 * (i % 2) - column - 8 * (i / 2);
-            r[i] = packed(ahead >= 0 ? pair[0] : 0, ahead >= 1 ? pair[1] : 0);
-        }
-        stmatrix(shared_address(stage + panel_at(lane % 16, 2 * earlier + lane / 16)), r);
+    for (int i = 0; i < 4; ++i) {  // rows 8 (i % 2), columns 8 (i / 2) and after
+        const float* pair = sums[i / 2] + i % 2 * 2;
+        const int ahead = !on_diagonal ? 16 : row + 8 * (i % 2) - column - 8 * (i / 2);
+        r[i] = packed(ahead >= 0 ? pair[0] : 0, ahead >= 1 ? pair[1] : 0);
     }
-    __syncwarp();
-    copy_out<BLOCK_BYTES / 512>(record + WEIGHTED + block * BLOCK_BYTES, stage);
+    stmatrix(shared_address(stage + staged_at(lane % 16, lane / 16)), r);
 }
 
-__device__ __forceinline__ void put_lower(uint8_t* memory, const float (&sums)[4][2][4], int block) {
-    const int lane = lane_of_warp(), row = lane / 4, column = lane % 4 * 2;
-    const uint8_t* rate = memory + RATES + (16 * block + row) * 4;
+// What is above the diagonal is not used.
+__device__ __forceinline__ void put_lower(uint8_t* memory, const float (&sums)[2][4], int later, int earlier,
+                                          bool on_diagonal) {
+    const int lane = lane_again();
+    const uint8_t* rate = memory + RATES + (16 * later + lane / 4) * 4;
     const float rates[2] = {lds<float>(rate), lds<float>(rate + 32)};
+    u32 r[4];
     #pragma unroll
-    for (int earlier = 0; earlier < 4; ++earlier) {
-        if (earlier > block) break;
-        u32 r[4];
-        #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const float* pair = sums[earlier][i / 2] + i % 2 * 2;
-            const float one = pair[0] * rates[i % 2], two = pair[1] * rates[i % 2];
-            r[i] = packed(-one, -two);
-            if (earlier < block) continue;
-            const int i_row = row + 8 * (i % 2), i_column = column + 8 * (i / 2);
-            uint8_t* at = memory + DIAGONALS + block * 1024 + i_column * 64 + i_row * 4;
-            sts(at, i_row > i_column ? one : 0.0f), sts(at + 64, i_row > i_column + 1 ? two : 0.0f);
-        }
-        const int at = LOWER + panel_at(16 * block + lane % 16, 2 * earlier + lane / 16);
-        if (earlier < block) stmatrix(shared_address(memory + at), r);
+    for (int i = 0; i < 4; ++i) {  // rows 8 (i / 2), columns 8 (i % 2) and after
+        const float one = sums[i % 2][i / 2 * 2] * rates[i / 2], two = sums[i % 2][i / 2 * 2 + 1] * rates[i / 2];
+        uint8_t* at = memory + DIAGONALS + later * DIAGONAL + (lane / 4 + i / 2 * 8) * LINE + lane % 4 * 8 + i % 2 * 32;
+        if (on_diagonal && i != 1) sts(at, make_float2(one, two));
+        r[i] = packed(-one, -two);
     }
+    const uint4 below = make_uint4(r[0], r[1], r[2], r[3]);
+    if (!on_diagonal) sts(memory + LOWER + bridge_at(later, earlier) * 2 + lane * 16, below);
 }
 
-// A lane solves for a column of the inverse of 16 x 16; lanes 16 and up do so too, and store the lower rows.
+// A lane solves for a column of the inverses of 16 x 16 of two blocks.
 __device__ __forceinline__ void invert(uint8_t* memory, int block) {
-    const uint8_t* lower = memory + DIAGONALS + block * 1024;
-    const int lane = lane_of_warp(), column = lane % 16, half = lane / 16;
+    const int lane = lane_again(), column = lane % 16, half = lane / 16;
+    const uint8_t* diagonal = memory + DIAGONALS + (block + half) * DIAGONAL;
     float x[16];
     #pragma unroll
-    for (int row = 0; row < 16; ++row) x[row] = row == column;
-    #pragma unroll
-    for (int k = 0; k < 15; ++k) {
+    for (int row = 0; row < 16; ++row) {
+        x[row] = row == column;
         #pragma unroll
-        for (int row = (k + 1) / 4 * 4; row < 16; row += 4) {
-            const float4 a = lds<float4>(lower + k * 64 + row * 4);  // zeros on and above the diagonal
-            x[row] -= a.x * x[k], x[row + 1] -= a.y * x[k], x[row + 2] -= a.z * x[k], x[row + 3] -= a.w * x[k];
+        for (int k = 0; k < row; k += 4) {
+            const float4 a = lds<float4>(diagonal + row * LINE + k * 4);
+            x[row] -= a.x * x[k];
+            if (k + 1 < row) x[row] -= a.y * x[k + 1];
+            if (k + 2 < row) x[row] -= a.z * x[k + 2];
+            if (k + 3 < row) x[row] -= a.w * x[k + 3];
         }
     }
+    u32 r[8];
     #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int row = i + 8 * half;
-        const float value = row == column ? 0 : half ? x[i + 8] : x[i];
-        uint8_t* line = memory + LOWER + panel_at(16 * block + row, 2 * block + column / 8);
-        sts(line + column % 8 * 2, (uint16_t)packed(value, 0));
+    for (int row = 0; row < 16; row += 2)
+        r[row / 2] = packed(row == column ? 0 : x[row], row + 1 == column ? 0 : x[row + 1]);
+    uint8_t* to = memory + INVERSES + (block + half) * INVERSE + column * COLUMN;
+    sts(to, make_uint4(r[0], r[1], r[2], r[3])), sts(to + 16, make_uint4(r[4], r[5], r[6], r[7]));
+}
+
+// COUNT tiles of the warp, of which the first one and the last one are on the diagonal where they are three.
+template <int COUNT>
+__device__ __forceinline__ void put_tiles(uint8_t* record, uint8_t* memory, const Tile (&tiles)[3], int warp,
+                                          int block) {
+    uint8_t* stage = memory + WEIGHTS + (warp < 2 ? 3 * warp : 2 + 2 * warp) * 512;
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const bool on_diagonal = COUNT == 3 && i != 1;
+        const int later = COUNT == 3 ? block + (i > 0) : block, earlier = COUNT == 3 ? block + i / 2 : i;
+        put_lower(memory, tiles[i].keys, later, earlier, on_diagonal);
+        stage_weights(stage + i * 512, tiles[i].queries, on_diagonal);
+    }
+    __syncwarp();
+    if (COUNT == 3) invert(memory, block);
+    #pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+        const int later = COUNT == 3 ? block + (i > 0) : block, earlier = COUNT == 3 ? block + i / 2 : i;
+        const int lane = lane_again();
+        store_weights(record, later, earlier, lds<uint4>(stage + i * 512 + staged_at(lane / 2, lane % 2)));
     }
 }
 
@@ -576,92 +637,103 @@ __device__ __forceinline__ void as_operand(u32 (&a)[4], const float (&sums)[2][4
     for (int i = 0; i < 4; ++i) a[i] = packed(sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
 }
 
-// (I + lower)^-1 times 32 columns of a tile, in its place. Transposed: the columns are rows of the products.
-__device__ __forceinline__ void solve(uint8_t* tile, const uint8_t* memory, bool of_keys, int first_column) {
-    u32 x[4][2][4], a[4], b[4];  // x: solved, [block][16 columns]
+// (I + lower)^-1 times 64 columns of a tile, 32 at a time. Transposed: the columns are rows of the products, and a
+// solved block is, in registers, the A of the next ones. Keys are solved in their place; new goes to the record as it
+// lies in registers, 512 bytes at a time.
+template <bool OF_KEYS>
+__device__ __forceinline__ void solve(uint8_t* tile, const uint8_t* memory, uint8_t* out, int panel) {
+    u32 lower[6][4], inverse[4][4];
     const int lane = lane_again(), token = lane / 16 * 8 + lane % 8, odd = lane / 8 % 2;
     #pragma unroll
-    for (int block = 0; block < 4; ++block) {
-        float sums[2][2][4];  // [16 columns][eight tokens]
-        const uint8_t* rates = memory + RATES + block * 64 + lane % 4 * 8;
-        const uint8_t* starts = memory + STARTS + block * 512 + (first_column + lane / 4) * 4;
-        uint8_t* at[2];
+    for (int i = 0; i < 6; ++i) {
+        const uint4 r = lds<uint4>(memory + LOWER + i * 512 + lane * 16);
+        lower[i][0] = r.x, lower[i][1] = r.y, lower[i][2] = r.z, lower[i][3] = r.w;
+    }
+    #pragma unroll
+    for (int block = 0; block < 4; ++block)
+        ldmatrix_trans(inverse[block], shared_address(memory + INVERSES + block * INVERSE
+                                                      + (odd * 8 + lane % 8) * COLUMN + lane / 16 * 16));
+    #pragma unroll 1
+    for (int part = 0; part < 8; part += 4) {
+        u32 x[4][2][4], a[4];  // x: solved, [block][16 columns]
         #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            at[m] = tile + tile_at(16 * block + token, first_column / 8 + 2 * m + odd);
-            load_sums(sums[m], at[m], rates, starts + m * 64, of_keys);
-        }
-        #pragma unroll
-        for (int earlier = 0; earlier < block; ++earlier) {
-            ldmatrix(b, shared_address(memory + LOWER + panel_at(16 * block + token, 2 * earlier + odd)));
+        for (int block = 0; block < 4; ++block) {
+            float sums[2][2][4];  // [16 columns][eight tokens]
+            const uint8_t* rates = memory + RATES + block * 64 + lane % 4 * 8;
+            const uint8_t* starts = memory + STARTS + block * 512 + (panel * 64 + part * 8 + lane / 4) * 4;
+            uint8_t* at[2];
             #pragma unroll
             for (int m = 0; m < 2; ++m) {
-                multiply(sums[m][0], x[earlier][m], b[0], b[1]);
-                multiply(sums[m][1], x[earlier][m], b[2], b[3]);
+                at[m] = tile + panel * PANEL + panel_at(16 * block + token, part + 2 * m + odd);
+                load_sums(sums[m], at[m], rates, starts + m * 64, OF_KEYS);
+            }
+            #pragma unroll
+            for (int earlier = 0; earlier < block; ++earlier) {
+                const u32 (&b)[4] = lower[block * (block - 1) / 2 + earlier];
+                #pragma unroll
+                for (int m = 0; m < 2; ++m) {
+                    multiply(sums[m][0], x[earlier][m], b[0], b[1]);
+                    multiply(sums[m][1], x[earlier][m], b[2], b[3]);
+                }
+            }
+            const u32 (&b)[4] = inverse[block];
+            #pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                as_operand(a, sums[m]);  // without the inverse's ones: what they multiply is in the sums, in fp32
+                multiply(sums[m][0], a, b[0], b[1]), multiply(sums[m][1], a, b[2], b[3]);
+                as_operand(x[block][m], sums[m]);
+                const u32 (&r)[4] = x[block][m];
+                if (OF_KEYS) stmatrix_trans(shared_address(at[m]), r);
+                else *reinterpret_cast<uint4*>(out + (panel * 4 + part / 2 + m) * 2048 + block * 512 + lane * 16) =
+                         make_uint4(r[0], r[1], r[2], r[3]);
             }
         }
-        ldmatrix(b, shared_address(memory + LOWER + panel_at(16 * block + token, 2 * block + odd)));
-        #pragma unroll
-        for (int m = 0; m < 2; ++m) {
-            as_operand(a, sums[m]);  // without the inverse's ones: what they multiply is in the sums, in fp32
-            multiply(sums[m][0], a, b[0], b[1]), multiply(sums[m][1], a, b[2], b[3]);
-            as_operand(x[block][m], sums[m]);
-            stmatrix_trans(shared_address(at[m]), x[block][m]);
-        }
-    }
-}
-
-// 32 columns of new, transposed, 512 bytes at a time: what ldmatrix gives to a lane is what walk's lane loads.
-__device__ __forceinline__ void store_new(uint8_t* out, const uint8_t* values, int first_column) {
-    const int lane = lane_again();
-    out += first_column / 16 * 2048 + lane * 16;
-    #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        u32 r[4];
-        const int row = i % 4 * 16 + lane / 16 * 8 + lane % 8, part = first_column / 8 + i / 4 * 2 + lane / 8 % 2;
-        ldmatrix_trans(r, shared_address(values + tile_at(row, part)));
-        *reinterpret_cast<uint4*>(out + i * 512) = make_uint4(r[0], r[1], r[2], r[3]);
     }
 }
 
 __global__ void __launch_bounds__(THREADS, FOLD_BLOCKS) fold_kernel(const Problem p) {
     extern __shared__ __align__(128) uint8_t memory[];
     if (DEPENDENT == 2) let_walk_start();
-    const int warp = warp_of_block();
-    const Place place(p);
-    float4 gates[OWN];
-    start_loads(gates, memory, p, place, warp);
-    if (threadIdx.x < CHUNK) put_rate(memory, p, place, threadIdx.x);
-    put_totals(memory, gates, warp);
-    wait_copies<1>();
-    __syncthreads();
-    gate(memory, p, place, gates, warp);
-    __syncthreads();
-
-    const bool of_keys = warp < 4;
-    // Warps w and w + 4 share a scheduler: a long row and a short one.
-    const int block = of_keys ? 3 - warp : warp - 4;
-    float sums[4][2][4] = {};
-    multiply_pairs_of(block, sums, memory + (of_keys ? KEYS : QUERIES), memory);
-    wait_copies<0>();
-    __syncthreads();  // RIGHT is free, and all values are there
-    if (of_keys) {
-        put_lower(memory, sums, block);
-        __syncwarp();
-        invert(memory, block);
-    } else {
-        put_weights(place.record(p), memory, sums, block);
+    {
+        const int warp = warp_of_block();
+        const Place place(p);
+        float4 gates[OWN];
+        if (place.inside == CHUNK) start_loads<true>(gates, memory, p, place, warp);
+        else start_loads<false>(gates, memory, p, place, warp);
+        if (threadIdx.x < CHUNK) put_rate(memory, p, place, threadIdx.x);
+        #pragma unroll 1
+        for (int pair = warp; pair < 6; pair += WARPS)  // above the diagonal
+            store_weights(place.record(p), earlier_of(pair), later_of(pair), make_uint4(0, 0, 0, 0));
+        put_totals(memory, gates, warp);
+        wait_copies<0>();
+        __syncthreads();
+        gate(memory, p, Place(p), gates, warp);
     }
     __syncthreads();
 
-    const int first_column = warp % 4 * 32;
-    solve(memory + (of_keys ? KEYS : VALUES), memory, of_keys, first_column);
-    if (of_keys) {
-        barrier_of<THREADS / 2>(1);  // of the warps of keys: two of them have solved a panel
-        copy_out<8>(place.record(p) + PUSHED + warp * PANEL / 2, memory + KEYS + warp * PANEL / 2);
-    } else {
+    const int warp = warp_of_block();
+    const bool has_triangle = warp < 2;
+    const int block = has_triangle ? 2 * warp : warp;
+    Tile tiles[3] = {};
+    if (has_triangle) multiply_triangle(tiles, memory, block);
+    else multiply_line(tiles, memory, block);
+    __syncthreads();  // QUERIES and RIGHT are free
+    const Place place(p);
+    copy_rows<false>(memory + VALUES, p.v, place, p.heads, warp);
+    commit_copies();
+    if (has_triangle) put_tiles<3>(place.record(p), memory, tiles, warp, block);
+    else put_tiles<2>(place.record(p), memory, tiles, warp, block);
+    wait_copies<0>();
+    __syncthreads();
+
+    if (has_triangle) {
+        solve<true>(memory + KEYS, memory, nullptr, warp);
+        async_sees();
         __syncwarp();
-        store_new(place.record(p) + NEW, memory + VALUES, first_column);
+        if (threadIdx.x % 32 == 0)
+            store_bulk(place.record(p) + PUSHED + warp * PANEL, shared_address(memory + KEYS + warp * PANEL), PANEL);
+    } else {
+        solve<false>(memory + VALUES, memory, place.record(p) + NEW, warp - 2);
     }
     if (DEPENDENT == 1) let_walk_start();
 }
@@ -964,9 +1036,9 @@ __device__ __forceinline__ void store(u32 staging, const u32 (&rows)[4][4], __nv
     __syncwarp();
 }
 
-// asked and weighted are A in registers, loaded before S and c come. Their stage is free once the products take them: an
-// arrival right behind ldmatrix does not wait for what it loads, and in one of three calls the next copy was faster. The
-// outputs of a chunk are stored under the products of the next.
+// asked and weighted are A in registers, loaded before S and c come. Their stage is free once the products take them:
+// an arrival right behind ldmatrix does not wait for what it loads, and in one of three calls the next copy was faster.
+// The outputs of a chunk are stored under the products of the next.
 template <class S> __device__ __forceinline__ void outputs(const Problem& p, const Places& at) {
     const int64_t line = (int64_t)p.heads * WIDTH;
     const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;

@@ -166,6 +166,7 @@ int map_of(CUtensorMap& map, int64_t data, CUtensorMapDataType type, int bytes, 
     cudaDriverEntryPointQueryResult result;
     if (!encode)
         MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result));
+    if (!encode) return 10000;  // an older driver
     cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)columns * bytes};
     cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
     CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(
@@ -613,6 +614,7 @@ template <int NT_, int TILES_, int WARPGROUPS, int SPLIT_, int DEEP_, int BLOCKS
     static constexpr int NT = NT_, TILES = TILES_, SPLIT = SPLIT_, DEEP = DEEP_, BLOCKS = BLOCKS_;
     static constexpr int ROWS = 8 * NT, SUMS = 4 * NT, TILE = 64 * TILES * WARPGROUPS, BOX = TILE % 128 ? 64 : 128;
     static constexpr int CONSUMERS = 4 * WARPGROUPS, THREADS = (CONSUMERS + 2) * 32;
+    static constexpr bool AHEAD = NT > 2;  // factors are loaded while products are under way: slower with few rows
     static constexpr u32 PANEL = ROWS * 128, X_BYTES = 2 * PANEL, STAGE = X_BYTES + TILE * 64;
     static constexpr int OWN = TILE / SPLIT;  // columns that a block sums up
     struct Shared {
@@ -680,6 +682,26 @@ template <class S> struct Lane {
     }
 };
 
+// What a lane needs of a group's scales, zero points and totals.
+template <class S> struct Factors {
+    u32 scales[S::TILES], zeros[S::TILES];
+    float2 totals[S::NT];
+    __device__ __forceinline__ void load_scales(const typename S::Shared& shared, const Lane<S>& at, int stage) {
+        #pragma unroll
+        for (int m = 0; m < S::TILES; ++m) {
+            const int column = at.column + first_column(S::TILES, 0, m);
+            scales[m] = *reinterpret_cast<const u32*>(shared.scales[stage] + column);
+            zeros[m] = *reinterpret_cast<const u32*>(shared.zeros[stage] + column);
+        }
+    }
+    __device__ __forceinline__ void load_totals(const typename S::Shared& shared, int stage, u32 parity) {
+        bar_wait(shared_address(&shared.summed[stage]), parity);
+        #pragma unroll
+        for (int n = 0; n < S::NT; ++n)
+            totals[n] = *reinterpret_cast<const float2*>(shared.totals[stage] + 8 * n + threadIdx.x % 4 * 2);
+    }
+};
+
 // A stage is a group.
 template <class S> __device__ __forceinline__ void add_group(
     float (&acc)[S::TILES][S::SUMS], typename S::Shared& shared, const Lane<S>& at, int stage, u32 parity) {
@@ -687,27 +709,22 @@ template <class S> __device__ __forceinline__ void add_group(
     const uint64_t b = descriptor(here);
     float sum[S::TILES][S::SUMS] = {};
     u32 a[2][8];
+    Factors<S> factors;
+    if (S::AHEAD) factors.load_scales(shared, at, stage);
     #pragma unroll
     for (int half = 0; half < 2; ++half)
         #pragma unroll
         for (int m = 0; m < S::TILES; ++m) multiply_half<S>(sum[m], a, here + at.packed[m], b, half);
+    if (S::AHEAD) factors.load_totals(shared, stage, parity);
     wait_for_all_products_but<0>();
     #pragma unroll
     for (int m = 0; m < S::TILES; ++m)
         #pragma unroll
         for (int i = 0; i < S::SUMS; ++i) changed(sum[m][i]);
-    float2 totals[S::NT];
-    bar_wait(shared_address(&shared.summed[stage]), parity);
+    if (!S::AHEAD) factors.load_totals(shared, stage, parity), factors.load_scales(shared, at, stage);
     #pragma unroll
-    for (int n = 0; n < S::NT; ++n)
-        totals[n] = *reinterpret_cast<const float2*>(shared.totals[stage] + 8 * n + threadIdx.x % 4 * 2);
-    #pragma unroll
-    for (int m = 0; m < S::TILES; ++m) {
-        const int column = at.column + first_column(S::TILES, 0, m);
-        const u32 scales = *reinterpret_cast<const u32*>(shared.scales[stage] + column);
-        const u32 zeros = *reinterpret_cast<const u32*>(shared.zeros[stage] + column);
-        add_scaled<S>(acc[m], sum[m], totals, scales, zeros);
-    }
+    for (int m = 0; m < S::TILES; ++m)
+        add_scaled<S>(acc[m], sum[m], factors.totals, factors.scales[m], factors.zeros[m]);
 }
 
 // One lane: stages come, each with the scales and zero points of its group.
@@ -820,6 +837,9 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, S::BLOCKS)
             const u32 parity = n / S::DEEP & 1;
             bar_wait(shared_address(&shared.full[stage]), parity);
             add_group<S>(acc, shared, at, stage, parity);
+            // An arrival does not wait for loads under way, and ptxas moved it before the arithmetic that takes what
+            // they loaded. It does not move it before a branch. And nothing fills the last stage again.
+            if (n + 1 == count) break;
             __syncwarp();
             if (lane == 0) bar_arrive(shared_address(&shared.empty[stage]));
         }
@@ -979,7 +999,9 @@ static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
     for (int i = 0; i < 9; ++i) a[i] = PyLong_AsLongLong(given[i]);
     const int rows = int(a[5]), columns = int(a[6]), depth = int(a[7]);
     auto* chosen = rows > 32 ? many_rows : rows > 8 ? some_rows : rows > 1 ? few_rows : one_row;
-    return PyLong_FromLong(chosen(a[0], a[1], a[2], a[3], a[4], rows, columns, depth, (cudaStream_t)a[8]));
+    const int error = chosen(a[0], a[1], a[2], a[3], a[4], rows, columns, depth, (cudaStream_t)a[8]);
+    if (error) cudaGetLastError();  // it is reported here, and not again behind the next kernel of torch
+    return PyLong_FromLong(error);
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "w4a16", "", -1, methods};
@@ -1018,7 +1040,11 @@ def built():
 
 def launch(x, packed, scales, zeros, y, device):
     M, N = y.shape
-    if N % 16 == 0 and M > 0 and (M <= 32 or BY_WGMMA):
+    if not y.numel() or not x.shape[1]:
+        y.zero_()
+    elif N % 16 == 0 and (M <= 32 or BY_WGMMA):
+        if not x.is_cuda:
+            raise ValueError("x, packed, scales and zeros must be on a GPU")
         pointers = x.data_ptr(), packed.data_ptr(), scales.data_ptr(), zeros.data_ptr(), y.data_ptr()
         error = (_run or built())(*pointers, M, N, x.shape[1], stream_of(device))
         if error:
