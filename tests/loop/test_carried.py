@@ -13,6 +13,7 @@ from kernelopt.gate import rounds
 from kernelopt.loop import carried, run_state
 from kernelopt.remote import parcels
 from kernelopt.session import trees
+from kernelopt.session.digests import content_digest
 from kernelopt.session.record_store import RecordStore
 from kernelopt.session.workspace import KEPT_FILE, Workspace
 from scripted_agents import stand_in
@@ -238,7 +239,7 @@ def test_a_parcel_that_is_damaged_or_foreign_is_refused(trip, run_here, tmp_path
     parcels.write(file, parcel, [])
     done = run_here("carry.py", "judge", file)
     assert done.returncode == 3 and "0.0.1 of the bundle" in done.stderr
-    parcels.write(file, replace(parcel, version=parcels.environment.version()), [(trees.digest(b"a"), b"b")])
+    parcels.write(file, replace(parcel, version=parcels.environment.version()), [(content_digest(b"a"), b"b")])
     done = run_here("carry.py", "judge", file)
     assert done.returncode == 2 and "is damaged" in done.stderr
 
@@ -246,7 +247,7 @@ def test_a_parcel_that_is_damaged_or_foreign_is_refused(trip, run_here, tmp_path
 def test_a_result_changes_nothing_outside_the_workspace_and_no_setting_of_git(ready, run_here, tmp_path):
     root = str(ready.root)
     tree = trees.scan([root], root)
-    digest = trees.digest(b"evil")
+    digest = content_digest(b"evil")
     for name, kind in {
         f"{root}/../evil": f"file 644 {digest}",
         f"{root}/.git/hooks/pre-commit": f"file 755 {digest}",

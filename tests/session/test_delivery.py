@@ -7,6 +7,7 @@ import tempfile
 import pytest
 from kernelopt.errors import EnvironmentLacks, UsageError
 from kernelopt.session import delivery, trees
+from kernelopt.session.digests import content_digest
 
 
 def tree_of(workspace) -> trees.Tree:
@@ -16,8 +17,10 @@ def tree_of(workspace) -> trees.Tree:
 def changes_of(workspace, **contents: str | None) -> tuple[trees.Changes, list[tuple[str, bytes]]]:
     """Changes of files by name, "__" for a slash, and their contents."""
     texts = {f"{workspace.root}/{name.replace('__', '/')}.py": text for name, text in contents.items()}
-    kinds = {name: None if text is None else f"file 640 {trees.digest(text.encode())}" for name, text in texts.items()}
-    return kinds, [(trees.digest(text.encode()), text.encode()) for text in texts.values() if text is not None]
+    kinds = {
+        name: None if text is None else f"file 640 {content_digest(text.encode())}" for name, text in texts.items()
+    }
+    return kinds, [(content_digest(text.encode()), text.encode()) for text in texts.values() if text is not None]
 
 
 def test_files_are_made_changed_and_removed(session):
@@ -145,7 +148,7 @@ def test_a_path_through_a_link_leads_to_the_real_one(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     tree = trees.scan([f"{tmp_path}/link/a.py", f"{tmp_path}/none"], None)
     assert tree[f"{tmp_path}/link/a.py"] == f"alias {tmp_path}/real/a.py"
-    assert trees.digest_of(tree[f"{tmp_path}/real/a.py"]) == trees.digest(b"a")
+    assert trees.digest_of(tree[f"{tmp_path}/real/a.py"]) == content_digest(b"a")
     assert tree[str(tmp_path)] == tree[f"{tmp_path}/link"] == "folder" and f"{tmp_path}/none" not in tree
     with pytest.raises(UsageError, match="over 0 GiB"):
         trees.scan([f"{tmp_path}/real"], None, most_bytes=0.5)

@@ -18,7 +18,7 @@ from ..remote import parcels
 from ..remote.mirrors import Mirror
 from ..remote.parcels import Parcel
 from ..session import delivery, plans, trees
-from ..session.digests import digest
+from ..session.digests import content_digest, digest
 from ..session.record_store import RecordStore
 from ..session.trees import Changes, Tree
 from ..session.workspace import KEPT_FILE, Workspace
@@ -123,7 +123,7 @@ def contents(tree: Tree) -> Iterator[tuple[str, bytes]]:
     names = {trees.digest_of(kind): name for name, kind in tree.items() if trees.digest_of(kind)}
     for known, name in names.items():
         content = Path(name).read_bytes()
-        if trees.digest(content) != known:
+        if content_digest(content) != known:
             raise UsageError(f"{name} was changed while it was packed; pack again")
         yield known, content
 

@@ -1,7 +1,6 @@
 """An accepted kernel put back into the model that its problem was cut out of: checks, times, and the files to use."""
 
 import ast
-import hashlib
 import itertools
 import shutil
 import statistics
@@ -15,6 +14,7 @@ from ..errors import Refused, UsageError
 from ..measure import oracle, pairing
 from ..model_types import ModelCheck
 from ..session import put_backs, record_store, version_kernels
+from ..session.digests import content_digest
 from ..session.put_backs import ALONE, Promise, PutBack, Way
 from ..session.record_store import RecordStore
 from ..session.workspace import Workspace
@@ -33,7 +33,7 @@ class Kernel:
 
     @property
     def sha256(self) -> str:
-        return hashlib.sha256(self.source).hexdigest()
+        return content_digest(self.source)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from .. import bundle, environment
 from ..device.stop_signal import Stop
 from ..errors import EnvironmentLacks, UsageError
 from ..session import delivery, trees
+from ..session.digests import content_digest
 from ..session.trees import Changes, Tree
 from ..session.workspace import Workspace
 from . import parcels
@@ -148,7 +149,7 @@ def send(there: Callable, tree: Tree) -> None:
     batch: dict[str, bytes] = {}
     for digest in there("adopt", tree):
         content = Path(names[digest]).read_bytes()
-        if trees.digest(content) != digest:
+        if content_digest(content) != digest:
             raise EnvironmentLacks(f"{names[digest]} was changed while it was sent; {AGAIN}")
         batch[digest] = content
         if sum(map(len, batch.values())) > BATCH_BYTES:

@@ -15,6 +15,7 @@ from pathlib import Path
 from .. import bundle, environment
 from ..errors import EnvironmentLacks, UsageError
 from ..session import trees
+from ..session.digests import content_digest
 from ..session.trees import Changes, Tree
 
 MANIFEST = "manifest.json"
@@ -99,7 +100,7 @@ def contents(path: Path) -> Iterator[tuple[str, bytes]]:
     for name, content in members(path):
         if name != MANIFEST:
             digest = name.removeprefix(CONTENTS)
-            if trees.digest(content) != digest:
+            if content_digest(content) != digest:
                 raise UsageError(f"{path} is damaged: {name} is not what it was; copy it again")
             yield digest, content
 

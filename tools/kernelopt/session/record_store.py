@@ -85,7 +85,7 @@ class RecordStore:
 
     def versions(self) -> list[str]:
         """Return the recorded versions, lowest first."""
-        return sorted((stem for stem in self._stems() if VERSION.match(stem)), key=_number)
+        return sorted((stem for stem in self._stems() if VERSION.match(stem)), key=version_number)
 
     def read(self, version: str) -> Record:
         """Read one record. Raise Refused if it does not exist and UsageError if it is broken."""
@@ -188,7 +188,7 @@ class RecordStore:
         named = [
             f"{self.folder / stem}.json is no record (records are v0.json, v1.json, …)" for stem in sorted(foreign)
         ]
-        numbers = {_number(stem) for stem in stems if VERSION.match(stem)}
+        numbers = {version_number(stem) for stem in stems if VERSION.match(stem)}
         if gaps := max(numbers, default=-1) + 1 - len(numbers):
             first = itertools.islice((f"v{n}" for n in itertools.count() if n not in numbers), min(gaps, 5))
             named.append(f"no record of {', '.join(first)}{' …' * (gaps > 5)}: the file is gone")
@@ -330,11 +330,6 @@ def _blank(schema: dict):
     if schema.get("type") == "object":
         return {name: _blank(schema["properties"][name]) for name in schema["required"]}
     return [] if schema.get("type") == "array" else None
-
-
-def _number(version: str) -> int:
-    """Return `version_number` of a valid version name."""
-    return int(version[1:])
 
 
 def _check_free(record: dict, name: str) -> None:

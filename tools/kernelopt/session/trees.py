@@ -41,11 +41,6 @@ def entry(path: Path) -> str | None:
     return f"file {stat.S_IMODE(status.st_mode):o} {hashed.hexdigest()}"
 
 
-def digest(content: bytes) -> str:
-    """SHA-256 in hexadecimal."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def digest_of(kind: str | None) -> str | None:
     """The digest in the entry of a file; None for other entries."""
     return kind.split()[2] if kind and kind.startswith("file ") else None

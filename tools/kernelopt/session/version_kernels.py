@@ -1,11 +1,11 @@
 """The kernels of recorded versions."""
 
 import contextlib
-import hashlib
 import itertools
 from collections.abc import Iterator
 
 from ..errors import ToolError, UsageError
+from .digests import content_digest
 from .record import Record
 from .workspace import Workspace
 
@@ -14,14 +14,14 @@ FOLDERS = ("versions", "rejected")  # folders with kernels of other versions
 
 def kernel_digest(workspace: Workspace, revision: str) -> str:
     """Return the SHA-256 of kernel.py in a revision."""
-    return hashlib.sha256(workspace.file_at(revision, "kernel.py")).hexdigest()
+    return content_digest(workspace.file_at(revision, "kernel.py"))
 
 
 def kernel_of(workspace: Workspace, record: Record) -> bytes:
     """Return the judged kernel.py of a version, verified by its SHA-256. The places are the history, versions/ (for
     archives), rejected/, and the workspace itself. Raise UsageError if no place has it."""
     for content in _candidates(workspace, record):
-        if hashlib.sha256(content).hexdigest() == record.kernel_sha256:
+        if content_digest(content) == record.kernel_sha256:
             return content
     raise UsageError(f"the kernel of {record.version} is lost: neither the git history nor rejected/ has it")
 

@@ -142,7 +142,9 @@ class Run:
         self.context.synchronize()
         report = self._report(last)
         if self.other and repeats and not self.aliased:
-            report |= self._repeat(last)
+            found = self._repeat(last)
+            same = report["deterministic"] and not found.differing
+            report |= {"repeats": found.calls, "differing": found.differing, "deterministic": same}
         self._store(path, report["deterministic"])
         if self.samples:
             self._draw(f"{path}-draws.pt")
@@ -170,9 +172,9 @@ class Run:
             "fails_guarded": self.fails_guarded,
         }
 
-    def _repeat(self, memory: list[torch.Tensor]) -> dict:
+    def _repeat(self, memory: list[torch.Tensor]) -> repeating.Repeats:
         """Call the kernel on the first contents for some time. Of those calls and the third, the one that is farthest
-        from the first is judged as the third. memory: for the inputs. Returns the fields of the report that change."""
+        from the first is judged as the third. memory: for the inputs."""
         (first, _, third), bound = self.calls, self.kernel.bound
         contents = [tensor.to(self.context.device) for tensor in tensor_trees.input_tensors(self.case.inputs)]
         arguments = tensor_trees.with_tensors(self.case.inputs, memory)
@@ -187,14 +189,11 @@ class Run:
         with torch._C.DisableTorchFunctionSubclass(), self.context.watched():
             found = repeating.repeated(call, before, limit_s, kept)
         self._restore()
-        if found.distance > repeating.distance_of([*third.copies, *third.inputs.values()], before):
+        third_left = [*third.copies, *third.inputs.values()]
+        if found.differing and found.distance > repeating.distance_of(third_left, before):
             outputs, inputs = found.worst[: len(first.copies)], found.worst[len(first.copies) :]
             self.calls[2] = CallResult(first.structure, outputs, {}, dict(zip(first.inputs, inputs, strict=True)))
-        return {
-            "repeats": found.calls,
-            "differing": found.differing,
-            "deterministic": first.equals(self.calls[2]),
-        }
+        return found
 
     def _draw(self, path: str) -> None:
         """Call the kernel with one seed after another, and store what it draws: {output: (calls, …)}."""
