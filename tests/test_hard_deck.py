@@ -379,26 +379,39 @@ def test_the_launcher_of_the_product_with_4_bit_weights_hands_over_its_arguments
 
 def test_the_launcher_of_kda_hands_over_its_arguments(cuda_runtime):
     runtime, built = cuda_runtime
-    run = built({"CUDA": runpy.run_path(str(DECK / "kda/candidates/records.py"))["source"]()[0]}, "kda_records", []).run
+    candidate = runpy.run_path(str(DECK / "kda/candidates/records.py"))
+    run = built({"CUDA": candidate["source"]()[0]}, "kda_records", []).run
     first, grid = (ctypes.c_uint64 * 16).in_dll(runtime, "first"), (ctypes.c_uint * 3).in_dll(runtime, "grid")
     former = (ctypes.c_uint64 * 16).in_dll(runtime, "former")
     former_grid = (ctypes.c_uint * 3).in_dll(runtime, "former_grid")
     launched, wanted = ctypes.c_int.in_dll(runtime, "launched"), ctypes.c_int.in_dll(runtime, "wanted")
     q, k, v, g, beta, records, out = (number << 20 for number in range(11, 18))
     wanted.value = 1
-    calls = (2, 2048, 8, 4, 0), (1, 2000, 4, 8, 1), (1, 64, 8, 8, 0), (3, 1, 3, 4, 1)
-    for batch, tokens, heads, parts, is_float in calls:
-        before, chunks = launched.value, -(-tokens // 64)
-        assert run(q, k, v, g, beta, records, out, batch, tokens, heads, is_float, STREAM) == 0
-        assert launched.value == before + 2
+
+    def call(batch, tokens, heads, is_float, length):
+        before = launched.value
+        assert run(q, k, v, g, beta, records, out, batch, tokens, heads, is_float, STREAM, length) == 0
+        streams = [ctypes.c_uint64.in_dll(runtime, name).value for name in ("former_stream", "stream")]
+        assert streams == [STREAM, STREAM] or launched.value == before
+        return launched.value - before
+
+    whole = (2, 1024, 8, 4, 0), (5, 2000, 4, 4, 1), (1, 64, 8, 8, 0), (3, 1, 3, 4, 1), (5, 64, 5, 2, 0)
+    for batch, tokens, heads, parts, is_float in whole:
+        chunks = -(-tokens // 64)
+        assert call(batch, tokens, heads, is_float, candidate["length_of"](chunks, batch * heads)) == 2
         assert former_grid[:] == [heads, batch, chunks]  # of fold
         assert former[:8] == [q, k, v, g, beta, records, tokens | heads << 32, chunks | is_float << 32]
-        assert grid[:2] == [parts, batch * heads]  # of walk
-        assert first[:4] == [records, out, tokens | heads << 32, chunks | first[3] >> 32 << 32]
-        streams = [ctypes.c_uint64.in_dll(runtime, name).value for name in ("former_stream", "stream")]
-        assert streams == [STREAM, STREAM]
-    before = launched.value
-    assert run(q, k, v, g, beta, records, out, 0, 64, 2, 0, STREAM) == 0 and launched.value == before
+        assert grid[:] == [parts, batch * heads, 1]  # of walk
+        assert first[:4] == [records, out, tokens | heads << 32, chunks | chunks << 32] and first[4] & 0xFFFFFFFF == 1
+    cut = (2, 2048, 8, 8, 4), (1, 4096, 8, 8, 8), (1, 2048, 4, 4, 8), (1, 1660, 5, 5, 6)  # the default, long, thin
+    for batch, tokens, heads, length, segments in cut:
+        chunks, pairs = -(-tokens // 64), batch * heads
+        assert candidate["length_of"](chunks, pairs) == length and call(batch, tokens, heads, 0, length) == 3
+        assert former_grid[:] == [2, pairs, segments - 1] and grid[:] == [2, pairs, segments]  # of transfer and walk
+        assert former[:6] == first[:6] and former[:3] == [records, out, tokens | heads << 32]
+        assert former[3] == chunks | length << 32 and former[4] & 0xFFFFFFFF == segments
+        assert former[5] == records + pairs * chunks * 2 * candidate["RECORD"]
+    assert call(0, 64, 2, 0, 1) == 0
 
 
 def test_the_norm_with_a_scale_a_token_refuses_what_it_would_round():

@@ -1,5 +1,6 @@
-"""The CUDA C++ of kda/candidates/records.py without a GPU: the layout of a record, which its two kernels share, the
-places of fold in shared memory, and what the compiler makes of both. A GPU alone says whether they are right."""
+"""The CUDA C++ of kda/candidates/records.py without a GPU: the layout of a record, which its kernels share, the places
+of fold in shared memory, the segments of a head, and what the compiler makes of the kernels. A GPU alone says whether
+they are right."""
 
 import ctypes
 import re
@@ -9,7 +10,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import BUNDLE, compiled_for_hopper, early_arrivals, machine_code
+from conftest import BUNDLE, compiled_for_hopper, machine_code
+from kernelopt.device import programs
+from kernelopt.disassembly import listing_files, scoreboards
 
 torch = pytest.importorskip("torch")
 FILE = BUNDLE / "benchmarks" / "hard_deck" / "kda" / "candidates" / "records.py"
@@ -90,6 +93,64 @@ int tiles(int warp) {
 int noted_at(int i, int j) { return notes[i][j]; }
 }
 """
+
+# The segments of walk. A warp's vote is taken in two rounds: in the first each lane says its own, in the second all
+# hear the result.
+SEGMENTS_CHECK = r"""
+#include <algorithm>
+#include <stdint.h>
+#include <string.h>
+using std::min;
+typedef uint16_t __nv_bfloat16;
+struct { int x, y, z; } threadIdx, blockIdx;
+u32 votes[2], heard[2];
+int votes_taken;
+u32 __float_as_uint(float x) { u32 r; memcpy(&r, &x, 4); return r; }
+int __clz(u32 x) { return __builtin_clz(x); }
+void load_four(float* d, const uint8_t* from) { memcpy(d, from, 16); }
+u32 __ballot_sync(u32, bool vote) {
+    votes[votes_taken] |= (u32)vote << threadIdx.x % 32;
+    return heard[votes_taken++];
+}
+namespace walk {
+@SEGMENTS@
+@FUNCTIONS@
+}
+using namespace walk;
+extern "C" {
+int place(int which) {
+    const int all[] = {@PLACES@};
+    return all[which];
+}
+void part(int chunks, int length, int segments, int segment, int* to) {
+    const Problem p = {nullptr, nullptr, 0, 0, chunks, length, segments, nullptr};
+    blockIdx.z = segment, to[0] = first_of<Split>(p), to[1] = count_of<Split>(p);
+    to[2] = first_of<Transfer>(p), to[3] = count_of<Transfer>(p);
+}
+int whole(int chunks) {
+    const Problem p = {nullptr, nullptr, 0, 0, chunks, 1, 1, nullptr};
+    return first_of<Shape<MANY>>(p) == 0 ? count_of<Shape<MANY>>(p) : -1;
+}
+int source(uint8_t* effects, int pair, int segments, int segment, int* transfers) {
+    const Problem p = {nullptr, nullptr, 0, 0, 8 * segments, 8, segments, effects};
+    int r;
+    blockIdx = {0, pair, segment};
+    memset(heard, 0, sizeof heard);
+    for (int round = 0; round < 2; ++round) {
+        memset(votes, 0, sizeof votes);
+        for (threadIdx.x = 0; threadIdx.x < 32; ++threadIdx.x) votes_taken = 0, r = source_of<Split>(p);
+        memcpy(heard, votes, sizeof votes);
+    }
+    *transfers = transfers_of<Split>(r);
+    return r;
+}
+void identity(int thread, int half, float* to) {
+    float state[2][32];
+    threadIdx.x = thread, put_identity(state, half), memcpy(to, state, sizeof state);
+}
+}
+"""
+EFFECT_PLACES = "EFFECT END_AT END_BYTES FLAGS_AT".split()
 PLACES = "SHARED_BYTES RIGHT LOWER DIAGONALS DIAGONAL LINE INVERSES INVERSE COLUMN WEIGHTS STARTS".split()
 OF_FOLD = "tile_at bridge_at later_of earlier_of staged_at load_rows load_columns copy_rows put_tiles".split()
 
@@ -115,7 +176,7 @@ def layout(candidate, tmp_path_factory):
 
 def function_of(text: str, name: str) -> str:
     """The definition of a function in CUDA C++, of one line or up to a brace at a line's start."""
-    start = r"^(?:template <[^\n]*>\n)?__device__ __forceinline__ [^\n(]*\b"
+    start = r"^(?:template <[^\n]*>\s)?__device__ __forceinline__ [^\n(]*\b"
     return re.search(rf"{start}{name}\((?:[^\n]*}}\n|.*?^}}\n)", text, re.M | re.S)[0]
 
 
@@ -222,6 +283,157 @@ def test_each_pair_of_blocks_is_put_once_by_one_warp(fold, places):
 
 
 @pytest.fixture(scope="module")
+def segments(candidate, tmp_path_factory):
+    """What walk and transfer make of segments, as a library of the CPU."""
+    text, (whole, _) = candidate["WALK"], candidate["source"]()
+    part = text[text.index("constexpr int GROUP") : text.index("struct Places")]
+    check = SEGMENTS_CHECK.replace("@SEGMENTS@", part).replace("@FUNCTIONS@", function_of(text, "put_identity"))
+    check = check.replace("@PLACES@", ", ".join(EFFECT_PLACES))
+    head = LAYOUT_CHECK[: LAYOUT_CHECK.index("@LAYOUT@")] + candidate["LAYOUT"]
+    return library(tmp_path_factory.mktemp("segments"), whole[: whole.index("#define PY_SSIZE_T_CLEAN")] + head + check)
+
+
+@pytest.fixture(scope="module")
+def effect(segments) -> dict[str, int]:
+    return {name: segments.place(i) for i, name in enumerate(EFFECT_PLACES)}
+
+
+def test_segments_cover_all_chunks_once_and_fit_on_the_card(candidate, segments):
+    part = (ctypes.c_int * 4)()
+    for pairs in (*range(1, 20), 24, 25, 400):
+        for chunks in (*range(1, 70), 127, 128, 129, 1000, 65535):
+            length = candidate["length_of"](chunks, pairs)
+            count, covered = -(-chunks // length), 0
+            for segment in range(count):
+                segments.part(chunks, length, count, segment, part)
+                assert part[0] == part[2] == covered and part[1] == part[3] > 0, (pairs, chunks)
+                covered += part[1]
+            assert covered == segments.whole(chunks) == chunks, (pairs, chunks)
+            assert (count > 1) == (pairs <= 16 and chunks >= 24), (pairs, chunks)
+            assert count == 1 or (count <= 8 and pairs * count <= 64 and length >= 4), (pairs, chunks)
+
+
+def test_the_parts_of_an_effect_follow_one_another_and_fill_what_is_allocated(candidate, effect):
+    assert effect["END_AT"] == 128 * 128 * 2 and effect["FLAGS_AT"] == effect["END_AT"] + 2 * effect["END_BYTES"]
+    assert effect["END_BYTES"] == 64 * 128 * 4 and effect["FLAGS_AT"] + 16 * 4 <= effect["EFFECT"]
+    assert effect["EFFECT"] == 2 * candidate["EFFECT"] and effect["EFFECT"] % 16 == candidate["RECORD"] * 2 % 16 == 0
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_the_chain_of_transfer_starts_from_its_columns_of_the_identity(segments, half):
+    """The sums of wgmma m64n64: the rows are the block's 64 columns, the columns of both halves the 128 channels."""
+    seen, state = {}, (ctypes.c_float * 64)()
+    for thread in range(128):
+        segments.identity(thread, half, state)
+        for i, value in enumerate(state):
+            row = thread // 32 * 16 + thread % 32 // 4 + i // 2 % 2 * 8
+            channel = i // 32 * 64 + i % 32 // 4 * 8 + thread % 4 * 2 + i % 2
+            seen[row, channel] = value
+    assert seen == {(row, channel): float(channel == 64 * half + row) for row in range(64) for channel in range(128)}
+
+
+FLAGS = {  # segments whose transfer is 0; those whose end is not finite; segment 6 starts from the end of
+    "none is 0": ((), (), 0),
+    "two are 0": ((1, 3), (), 3),
+    "the one before is 0": ((5,), (), 5),
+    "itself and later ones are not asked": ((2, 6), (6,), 2),
+    "an end is not finite": ((1, 3), (0,), 0),
+}
+
+
+@pytest.mark.parametrize(("zeros", "bad", "source"), FLAGS.values(), ids=FLAGS)
+@pytest.mark.parametrize("warp", [0, 7])
+def test_a_segment_starts_from_the_end_of_the_last_one_that_lets_nothing_pass(
+    segments, effect, zeros, bad, source, warp
+):
+    pair, transfers = 2, ctypes.c_int()
+    effects = (ctypes.c_uint8 * (3 * 7 * effect["EFFECT"]))()
+    for segment in range(7):
+        at = (pair * 7 + segment) * effect["EFFECT"] + effect["FLAGS_AT"]
+        effects[at + warp * 4] = segment not in zeros
+        effects[at + 32 + warp * 4] = segment in bad
+    assert segments.source(effects, pair, 8, 6, ctypes.byref(transfers)) == source and transfers.value == 5 - source
+    assert segments.source(effects, pair, 8, 0, ctypes.byref(transfers)) == transfers.value == 0
+
+
+def matrices(q, k, v, g, beta) -> list[tuple[torch.Tensor, ...]]:
+    """Of each chunk of a head: new, asked, pushed, ended, weighted, decay, in the dtype of the inputs."""
+    chunks, eye = [], torch.eye(64, dtype=q.dtype)
+    parts = [torch.nn.functional.pad(x, (0, 0, 0, -len(x) % 64)).split(64) for x in (q, k, v, g, beta[:, None])]
+    for query, key, value, gate, rate in zip(*parts, strict=True):
+        sums = gate.cumsum(0)
+        decays = (sums[:, None] - sums[None]).clamp(max=0).exp()
+        lower = torch.einsum("ijd,id,jd->ij", decays, key, key).tril(-1) * rate
+        weighted = torch.einsum("ijd,id,jd->ij", decays, query, key).tril() / 128**0.5
+        inverse = torch.linalg.inv(eye + lower)
+        asked, ended = query * sums.exp() / 128**0.5, key * (sums[-1] - sums).exp()
+        chunks.append(
+            (inverse @ (rate * value), asked, inverse @ (rate * key * sums.exp()), ended, weighted, sums[-1].exp())
+        )
+    return chunks
+
+
+def passed(chunks, state, has_new=True):
+    """Outputs of chunks, and the state behind them, as walk's docstring says."""
+    outputs = []
+    for new, asked, pushed, ended, weighted, decay in chunks:
+        change = new * has_new - pushed @ state
+        outputs.append(asked @ state + weighted @ change)
+        state = decay[:, None] * state + ended.T @ change
+    return torch.cat(outputs), state
+
+
+@pytest.mark.parametrize("weaker", [1.0, 0.01])
+def test_the_transfers_and_ends_of_segments_give_the_recurrence(candidate, weaker):
+    tokens = 26 * 64 - 10
+    task = runpy.run_path(str(FILE.parents[1] / "reference.py"))
+    inputs = [one.double() for one in task["get_inputs"](batch=1, tokens=tokens, heads=1)]
+    inputs[3] *= weaker
+    chunks = matrices(*(one[0, :, 0] for one in inputs))
+    length, none = candidate["length_of"](26, 1), torch.zeros(128, 128, dtype=torch.float64)
+    segments = [chunks[first : first + length] for first in range(0, 26, length)]
+    assert len(segments) > 4
+    ends = [passed(segment, none)[1] for segment in segments]
+    transfers = [passed(segment, torch.eye(128, dtype=torch.float64), has_new=False)[1] for segment in segments]
+    outputs, state = [], none
+    for segment, transfer, end in zip(segments, transfers, ends, strict=True):
+        outputs.append(passed(segment, state)[0])
+        state = transfer @ state + end
+    torch.testing.assert_close(torch.cat(outputs)[:tokens], task["Model"]()(*inputs)[0, :, 0])
+    torch.testing.assert_close(state, passed(chunks, none)[1])
+    assert weaker == 1 or min(transfer.norm() for transfer in transfers) > 1  # else nothing is tested of them
+
+
+class OnGPU(torch.Tensor):
+    """A tensor of the CPU that says that it is on GPU 0, and notes what is allocated beside it."""
+
+    is_cuda, made = property(lambda self: True), []
+
+    def get_device(self):
+        return 0
+
+    def new_empty(self, size):
+        self.made.append(size)
+        return torch.empty(8, dtype=self.dtype)
+
+
+@pytest.mark.parametrize(("tokens", "segments"), [(70, 1), (1500, 6)])
+def test_records_and_effects_have_the_room_that_the_kernels_use(candidate, monkeypatch, tokens, segments):
+    calls, chunks = [], -(-tokens // 64)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(OnGPU, "made", [])
+    names = candidate["kernel_function"].__globals__
+    monkeypatch.setitem(names, "_run", lambda *given: calls.append(given) or 0)
+    monkeypatch.setitem(names, "stream_of", lambda device: 7)
+    shapes = [*[(2, tokens, 1, 128)] * 4, (2, tokens, 1)]
+    inputs = [torch.zeros(shape, dtype=torch.float32 if i == 3 else torch.bfloat16) for i, shape in enumerate(shapes)]
+    candidate["kernel_function"](*[one.as_subclass(OnGPU) for one in inputs])
+    length = -(-chunks // segments)
+    assert calls[0][7:] == (2, tokens, 1, 0, 7, length)
+    assert OnGPU.made == [2 * (chunks * 37120 + (segments - 1) * 49216)]
+
+
+@pytest.fixture(scope="module")
 def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
     """What compile_kernel.py says of the kernels, and the folder of their code."""
     folder = tmp_path_factory.mktemp("code")
@@ -230,12 +442,13 @@ def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
 
 def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(candidate, compiled):
     kernels, _ = compiled
-    assert sorted(kernel["name"] for kernel in kernels) == ["fold_kernel", *["walk_kernel"] * 3]
+    assert sorted(kernel["name"] for kernel in kernels) == ["fold_kernel", "transfer_kernel", *["walk_kernel"] * 4]
     (fold,) = [kernel for kernel in kernels if kernel["name"] == "fold_kernel"]
     assert candidate["FOLD_BLOCKS"] * 128 * fold["registers"] <= 65536
     for kernel in kernels:
-        assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel
-        assert all(("HGMMA" in name) == (kernel["name"] == "walk_kernel") for name in kernel["tensor_instructions"])
+        assert not kernel["stack_bytes"] and not kernel["spill_bytes"], kernel
+        assert kernel["tensor_instructions"] and "wgmma_serialized" not in kernel["remarks"], kernel
+        assert all(("HGMMA" in name) == (kernel["name"] != "fold_kernel") for name in kernel["tensor_instructions"])
 
 
 def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(compiled):
@@ -246,21 +459,31 @@ def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(compiled):
 
 
 def test_a_stage_is_freed_only_behind_what_was_loaded_from_it(compiled):
-    """Where an arrival stood right behind ldmatrix, one call in three gave other results (H200). decay alone may be
-    under way: it is loaded for the last chunk too, which does not use it, and whose stage nothing fills again."""
-    early = early_arrivals(compiled[1] / "fold_kernel.cubin")  # of all kernels
-    assert {load.split()[0] for load, _ in early} <= {"LDS.128"}, early
+    """Where an arrival stood right behind ldmatrix, one call in three gave other results (H200). In walk `new` alone
+    may be under way: on a path that no call takes, where the next chunk, for which it is loaded, does not follow."""
+    if programs.find("cuobjdump") is None:
+        pytest.skip("needs cuobjdump")
+    listings = listing_files.read(compiled[1] / "fold_kernel.cubin")  # of all kernels
+    kernels = [kernel for one in listings for kernel in one.kernels if one.kind == "sass"]
+    assert len(kernels) == 6 and all(kernel.instructions[0].control is not None for kernel in kernels)
+    for kernel in kernels:
+        early = list(scoreboards.early_arrivals(kernel))
+        loads = {load.split()[0] for load, _ in early}
+        assert loads <= ({"LDS.128"} if "walk_kernel" in kernel.name else set()), (kernel.name, early)
 
 
 def test_every_configuration_fits_the_kernel(candidate):
     """The static_asserts of walk's Shape, and constants that there are."""
+    stage = 4 * 8192 + 1024 + 8192
     for constants in candidate["SPACE"]:
-        assert set(constants) <= set(candidate["CHOSEN"])
-        for name in ("MANY", "SOME", "FEW"):
+        assert set(constants) <= {*candidate["CHOSEN"], "SPLIT_PAIRS"}
+        for name in ("MANY", "SOME", "FEW", "SPLIT"):
             turns, stages, output_stages, slots = constants.get(name, candidate[name])
-            shared = stages * (4 * 8192 + 1024 + 8192) + (output_stages + slots) * 3 * 8192 + 8192
+            shared = stages * stage + (output_stages + slots) * 3 * 8192 + 8192
             assert 2 * turns <= 8 and stages > 2 and shared <= 232448
             assert (stages + output_stages + slots) * 40 <= 512
+        stages = constants.get("TRANSFER_STAGES", candidate["TRANSFER_STAGES"])
+        assert 2 < stages <= 12 and stages * stage + 2 * 8192 <= 232448
 
 
 def test_decay_lies_as_the_lanes_of_the_chain_load_it(layout):
