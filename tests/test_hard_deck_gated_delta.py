@@ -1,6 +1,6 @@
-"""The CUDA C++ of gated_delta_rule/candidates/records.py without a GPU: what its fold computes, where its two kernels
-look for what, what the compiler makes of them, what their launches hand over, and what is refused. A GPU alone says
-whether walk is right, and the two together."""
+"""The CUDA C++ of gated_delta_rule/candidates/records.py without a GPU: what its fold computes, where its kernels look
+for what, what steps over stretches lead to, what the compiler makes of the kernels, what their launches hand over, and
+what is refused. A GPU alone says whether carry and walk are right, and all together."""
 
 import contextlib
 import ctypes
@@ -163,9 +163,14 @@ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 namespace walk {
 constexpr int PART = 64;
 @SHAPE@
-struct Problem { const int4* order; int heads, pairs, clusters; };
+struct Problem {
+    const int4* order;
+    int heads, pairs, clusters, stretches;
+    int pieces() const { return 2 * stretches; }
+};
 @PAIR@
 @EACH_PAIR@
+@EACH_PIECE@
 }
 
 static fold::Problem problem(const int64_t* offsets, int heads, int sequences, int4* order) {
@@ -212,8 +217,33 @@ extern "C" int pairs(const int64_t* offsets, int heads, int sequences, int clust
         });
     return count;
 }
-template <int CLUSTER, int STAGES, int SLOTS> void shape(int (&to)[12]) {
-    using S = walk::Shape<CLUSTER, STAGES, SLOTS>;
+// The pieces of each cluster of carry, or of walk, in their order: cluster, sequence, head, first token, tokens, piece,
+// whether M is looked for, the number of what carry finds, or of where walk begins; and how many steps, and of each the
+// number of what is taken.
+template <int WORK> int pieces(const walk::Problem& p, int clusters, int (*found)[24]) {
+    int count = 0;
+    for (blockIdx.y = 0; blockIdx.y < clusters; ++blockIdx.y)
+        walk::each_piece<WORK>(p, [&](const walk::Pair& pair) {
+            int* to = found[count++];
+            const bool in_carry = WORK == walk::CARRY;
+            const int line[9] = {blockIdx.y, pair.sequence, pair.head, pair.first, pair.tokens, pair.piece, pair.matrix,
+                                 in_carry ? pair.slot + pair.piece : pair.first_slot(), in_carry ? 0 : pair.steps()};
+            memcpy(to, line, sizeof line);
+            for (int i = 0; i < to[8]; ++i) to[9 + i] = pair.slot_of(i);
+        });
+    return count;
+}
+extern "C" int cut(const int64_t* offsets, int heads, int sequences, int stretches, int in_carry, int (*found)[24]) {
+    std::vector<int4> order(sequences, int4{-1, 0, 0, 0});
+    const fold::Problem sorted = problem(offsets, heads, sequences, order.data());
+    for (blockIdx.x = 0; blockIdx.x < sorted.sorters(); ++blockIdx.x)
+        run_warp([&] { fold::sort(fold::memory, sorted); });
+    const walk::Problem p = {order.data(), heads, sequences * heads, 0, stretches};
+    const int clusters = p.pairs * (p.pieces() - in_carry);
+    return in_carry ? pieces<walk::CARRY>(p, clusters, found) : pieces<walk::PIECES>(p, clusters, found);
+}
+template <int CLUSTER, int STAGES, int SLOTS, int WORK> void shape(int (&to)[12]) {
+    using S = walk::Shape<CLUSTER, STAGES, SLOTS, WORK>;
     const int line[12] = {int(S::SOLVED), int(S::VALUES), int(S::QUERIES), int(S::GATES_AT), int(S::FULL), int(S::USED),
                           int(S::STAGE), int(S::READY), int(S::SLOT), int(S::STAGING), int(S::SHARED_BYTES), S::APART};
     memcpy(to, line, sizeof line);
@@ -235,7 +265,7 @@ def between(text: str, first: str, last: str) -> str:
     return text[start : text.index(last, start) + len(last)]
 
 
-def pieces(candidate) -> dict[str, str]:
+def inserted(candidate) -> dict[str, str]:
     """What stands in for the names in ON_CPU."""
     walk = candidate["WALK"]
     record = between(walk, "((int64_t)(pair.first", "* RECORD")
@@ -243,17 +273,22 @@ def pieces(candidate) -> dict[str, str]:
         "LAYOUT": candidate["LAYOUT"],
         "CONSTANTS": "".join(f"#define {name} {candidate[name]}\n" for name in ("FOLD_BLOCKS", "DEPENDENT")),
         "FOLD": candidate["FOLD"],
-        "SHAPE": between(walk, "template <int CLUSTER_", "\n};"),
+        "SHAPE": between(walk, "enum { WHOLE", "\n};"),
         "PAIR": between(walk, "struct Pair {", "\n};"),
         "EACH_PAIR": between(walk, "template <class F> __device__ __forceinline__ void each_pair", "\n}"),
+        "EACH_PIECE": between(walk, "template <int WORK, class F> __device__ __forceinline__ void each_piece", "\n}"),
         "RECORD": f"(const uint8_t*)nullptr + {record}",
         "SHAPES": "".join(f"shape<{', '.join(map(str, one))}>(to[{i}]); " for i, one in enumerate(shapes(candidate))),
     }
 
 
-def shapes(candidate) -> list[tuple[int, int, int]]:
-    """Blocks of a cluster, stages and slots in all configurations."""
-    return [one.get(name, candidate[name]) for one in candidate["SPACE"] for name in ("MANY", "FEW")]
+WORKS = {"MANY": 0, "FEW": 0, "CARRIED": 1, "PIECEWISE": 2}  # WHOLE, CARRY, PIECES
+CARRY = 1
+
+
+def shapes(candidate) -> list[tuple[int, int, int, int]]:
+    """Blocks of a cluster, stages, slots and what a cluster goes over, in all configurations."""
+    return [(*one.get(name, candidate[name]), work) for one in candidate["SPACE"] for name, work in WORKS.items()]
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +297,7 @@ def counting(candidate, tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("fold, and what walk counts, is compiled with g++")
     text = ON_CPU
-    for name, piece in pieces(candidate).items():
+    for name, piece in inserted(candidate).items():
         text = text.replace(f"@{name}@", piece)
     folder = tmp_path_factory.mktemp("counting")
     (folder / "counting.cpp").write_text(text)
@@ -285,14 +320,18 @@ def test_every_configuration_fits_the_kernel(candidate, counting):
         assert set(constants) <= set(candidate["CHOSEN"])
     lines = ((ctypes.c_int * 12) * len(shapes(candidate)))()
     counting.shapes(lines)
-    for (cluster, stages, slots), line in zip(shapes(candidate), lines, strict=True):
+    for (cluster, stages, slots, work), line in zip(shapes(candidate), lines, strict=True):
         solved, values, queries, gates, full, used, stage, ready, slot, staging, shared, apart = line
         assert apart == (cluster == 4) and solved == 2 * 8192 and values == solved + 8192
-        assert queries == (solved if apart else values + 8192) and gates == queries + 2 * 8192
-        assert gates >= 4 * 8192  # where a pair's state ends
+        if work == CARRY:  # neither queries nor slots
+            assert gates == values + 8192 and slots == 0 and stages > 2
+        else:
+            assert queries == (solved if apart else values + 8192) and gates == queries + 2 * 8192
+        assert gates >= 4 * 8192  # where a state, or M, ends
         assert full == gates + 768 and used + 8 <= stage and ready == 3 * 8192 and ready + 16 <= slot
         assert stage % 1024 == slot % 1024 == 0  # the swizzle counts from there
-        assert staging == stages * stage + slots * slot and shared == staging + 8192 <= 232448
+        assert staging == stages * stage + slots * slot
+        assert shared == staging + 8192 * (work != CARRY) <= 232448
 
 
 def of_fold(counting) -> SimpleNamespace:
@@ -361,6 +400,154 @@ def test_clusters_take_each_pair_once_and_the_longest_first(counting, lengths, c
     if len(lengths) <= 512:
         firsts = [next(line[4] for line in found if line[0] == cluster) for cluster in range(clusters)]
         assert firsts == sorted((one for one in lengths for _ in range(heads)), reverse=True)[:clusters]
+
+
+CUT = {
+    "none": [0],
+    "a token": [1],
+    "a chunk": [64],
+    "a chunk and a token": [65],
+    "short, none and long": [0, 1, 130, 0, 1500],
+    "a whole number a piece": [64 * 32],
+    "a token more, and less": [64 * 32 + 1, 64 * 32 - 1],
+    "a piece is left without tokens": [64 * 9],
+}
+
+
+def cut(counting, lengths, heads, stretches, in_carry=0) -> list[SimpleNamespace]:
+    """The pieces that clusters of carry, or of walk, take, in their order."""
+    rows = ((ctypes.c_int * 24) * (4 * stretches * heads * len(lengths)))()
+    count = counting.cut(offsets_of(lengths), heads, len(lengths), stretches, in_carry, rows)
+    names = "cluster sequence head first tokens piece matrix number steps".split()
+    lines = [list(row) for row in rows[:count]]
+    return [SimpleNamespace(**dict(zip(names, one, strict=False)), taken=one[9 : 9 + one[8]]) for one in lines]
+
+
+@pytest.mark.parametrize("lengths", CUT.values(), ids=CUT)
+@pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
+def test_the_pieces_of_walk_are_all_chunks_of_each_sequence_once(counting, lengths, stretches):
+    heads, offsets = 2, offsets_of(lengths)
+    found = cut(counting, lengths, heads, stretches)
+    assert [one.cluster for one in found] == list(range(2 * stretches * heads * len(lengths)))  # one each
+    for sequence, head in itertools.product(range(len(lengths)), range(heads)):
+        own = [one for one in found if (one.sequence, one.head) == (sequence, head)]
+        own.sort(key=lambda one: one.piece)
+        assert [one.piece for one in own] == list(range(2 * stretches))
+        tokens = [one.first + i for one in own for i in range(one.tokens)]
+        assert tokens == list(range(offsets[sequence], offsets[sequence + 1]))
+        for one in own:  # whole chunks of the sequence's own, as fold counts them
+            assert one.tokens >= 0 and (one.first - offsets[sequence]) % 64 == 0
+        assert max(one.tokens for one in own) <= 64 * -(-lengths[sequence] // (128 * stretches))
+    assert [one.steps for one in found] == sorted((one.steps for one in found), reverse=True)
+
+
+@pytest.mark.parametrize("lengths", CUT.values(), ids=CUT)
+@pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
+def test_carry_goes_over_the_pieces_of_walk_but_the_last_and_finds_a_and_m(counting, lengths, stretches):
+    heads = 2
+    found = cut(counting, lengths, heads, stretches, in_carry=1)
+    assert {one.cluster for one in found} == set(range((2 * stretches - 1) * heads * len(lengths)))
+    for _, own in itertools.groupby(found, lambda one: one.cluster):
+        own = list(own)
+        assert len({(one.sequence, one.head, one.matrix, one.piece // 2) for one in own}) == 1
+        last = own[0].piece == 2 * stretches - 2
+        assert own[0].piece % 2 == 0 and [one.piece - own[0].piece for one in own] == ([0] if last else [0, 1])
+    parts = {
+        (one.sequence, one.head, one.piece): (one.first, one.tokens) for one in cut(counting, lengths, heads, stretches)
+    }
+    for matrix in (0, 1):
+        own = [one for one in found if one.matrix == matrix]
+        places = {(one.sequence, one.head, one.piece): (one.first, one.tokens) for one in own}
+        but = {key: part for key, part in parts.items() if 2 * matrix <= key[2] < 2 * stretches - 1}
+        assert places == but and len(own) == len(but)  # each once; the first stretch needs no M
+        assert len({one.number for one in own}) == len(own)
+        assert all(0 <= one.number < (2 * stretches - 1) * heads * len(lengths) for one in own)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return runpy.run_path(str(FILE.parents[1] / "reference.py"))["Model"]()
+
+
+def after_tokens(parts, state):
+    """The state after these tokens of a head, by the recurrence, one by one: k, v (tokens, width), g, beta (tokens)."""
+    for k, v, g, beta in zip(*parts, strict=True):
+        state = g.exp() * state
+        state = state + beta * torch.outer(k, v - k @ state)
+    return state
+
+
+def after_chunks(model, parts, state):
+    """The same in chunks, as carry and walk go; the state is as wide as v."""
+    k, v, g, beta = parts
+    for start in range(0, len(k), 64):
+        own = slice(start, start + 64)
+        columns = (k[own], k[own], v[own], g[own, None], beta[own, None])
+        state = model.step(*(x[None] for x in columns), state[None])[1][0]
+    return state
+
+
+def found_by_carry(model, jobs, parts, states) -> tuple[dict, dict]:
+    """A and M by their numbers, in float64. parts: k, v, g and beta of all tokens of a head; a head's states."""
+    found, width = ({}, {}), parts[0].shape[1]
+    for _, own in itertools.groupby(jobs, lambda one: one.cluster):
+        state = None
+        for one in own:
+            if state is None:
+                state = torch.eye(width) if one.matrix else torch.zeros(width, width)
+                state = states[one.sequence] if one.piece == 0 else state.double()
+            k, v, g, beta = (x[one.first : one.first + one.tokens] for x in parts)
+            state = after_chunks(model, (k, 0 * v if one.matrix else v, g, beta), state)
+            found[one.matrix][one.number] = state
+    return found
+
+
+@pytest.mark.parametrize("lengths", [[700], [1], [0, 300, 1030], [64 * 9]], ids=str)
+@pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
+def test_steps_over_the_stretches_before_a_piece_give_the_recurrences_state(counting, reference, lengths, stretches):
+    """In float64, with what carry finds and walk takes; the numbers of both are the kernel's."""
+    torch.manual_seed(0)
+    tokens, width = sum(lengths), 16
+    k = torch.nn.functional.normalize(torch.randn(tokens, width), dim=-1).double()
+    v, g = torch.randn(tokens, width).double(), -0.02 * torch.rand(tokens).double()  # so weak that M is not about 0
+    parts, states = (k, v, g, torch.rand(tokens).double()), torch.randn(len(lengths), width, width).double()
+    added, matrices = found_by_carry(reference, cut(counting, lengths, 1, stretches, in_carry=1), parts, states)
+    offsets = offsets_of(lengths)
+    for one in cut(counting, lengths, 1, stretches):
+        state = added[one.number] if one.piece else states[one.sequence]
+        for number in one.taken:
+            state = matrices[number] @ state + added[number]
+        before = slice(offsets[one.sequence], max(offsets[one.sequence], min(one.first, offsets[one.sequence + 1])))
+        expected = after_tokens([x[before] for x in parts], states[one.sequence])
+        torch.testing.assert_close(state, expected, rtol=1e-9, atol=1e-9)
+
+
+IN_PIECES = {  # pairs: chunks a sequence, at least
+    **dict.fromkeys(range(1, 9), 24),
+    **dict.fromkeys(range(9, 17), 32),
+    **dict.fromkeys(range(MANY_PAIRS, 34), 128),
+}
+
+
+@pytest.mark.parametrize("pairs", [0, *range(1, 36), 128, 640])
+def test_few_pairs_of_long_sequences_are_cut_and_all_clusters_of_a_launch_are_on_the_gpu(candidate, pairs):
+    stretches_of, least = candidate["stretches_of"], IN_PIECES.get(pairs)
+    for sequences in (one for one in range(1, pairs + 1) if pairs % one == 0):
+        heads = pairs // sequences
+        if least is None:
+            assert not any(stretches_of(tokens * sequences, sequences, heads) for tokens in (0, 1, 64 * 24, 2**20))
+            continue
+        tokens = least * 64 * sequences
+        assert not any(stretches_of(one, sequences, heads) for one in (0, 1, tokens - 1))
+        stretches = stretches_of(tokens, sequences, heads)
+        assert stretches == stretches_of(16 * tokens, sequences, heads) == min(8, 33 // pairs) >= 1
+        assert 2 * stretches * pairs <= SMS // 2  # clusters of walk, of two blocks; carry has fewer
+    assert stretches_of(2**20, 0, 8) == stretches_of(2**20, 8, 0) == 0
+
+
+def test_of_the_workloads_one_alone_is_cut(candidate):
+    sizes = {"default": (8192, 8, 16), "one": (4096, 1, 8), "many": (8192, 40, 16)}  # tokens, sequences, heads
+    assert {name: candidate["stretches_of"](*one) for name, one in sizes.items()} == {"default": 0, "one": 4, "many": 0}
 
 
 def solved(k, g, beta) -> tuple[torch.Tensor, ...]:
@@ -438,8 +625,9 @@ def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
 
 
 def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
+    """walk's are MANY, FEW, carry and that over pieces."""
     kernels, _ = compiled
-    assert sorted(kernel["name"] for kernel in kernels) == ["fold_kernel", "walk_kernel", "walk_kernel"]
+    assert sorted(kernel["name"] for kernel in kernels) == ["fold_kernel", *["walk_kernel"] * 4]
     for kernel in kernels:
         assert kernel["stack_bytes"] == kernel["spill_bytes"] == 0, kernel
         assert "wgmma_serialized" not in kernel["remarks"], kernel  # ptxas C7508 to C7520
@@ -450,7 +638,7 @@ def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
 def listings(compiled) -> dict[str, list[str]]:
     """The machine code of each kernel. A file has all of them, so one is listed."""
     listings = machine_code(compiled[1] / "fold_kernel.cubin")
-    assert len(listings) == 3
+    assert len(listings) == 5
     return listings
 
 
@@ -475,11 +663,17 @@ def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(listings):
     assert len(copies) > 32 and not found(copies, r"desc\[UR\d*[13579]\]"), copies
 
 
-def test_walk_waits_for_fold_and_its_warpgroups_ask_for_no_more_registers_than_there_are(listings):
-    """384 threads have 168 registers each. A warpgroup that asks for more than the others leave waits for ever."""
+def test_walk_and_carry_wait_and_their_warpgroups_ask_for_no_more_registers_than_there_are(listings):
+    """384 threads have 168 registers each. A warpgroup that asks for more than the others leave waits for ever. fold
+    and carry let the next kernel be launched, carry once it has waited: what waits for carry waits for fold, too."""
+    carries = [name for name in listings if re.search(r"walk_kernel\w*ShapeILi\d+ELi\d+ELi\d+ELi1E", name)]
+    assert len(carries) == 1
     for name, lines in listings.items():
         is_walk = "walk_kernel" in name
-        assert len(found(lines, r"\bACQBULK\b")) == is_walk and len(found(lines, r"\bPREEXIT\b")) == (not is_walk), name
+        waits = [i for i, line in enumerate(lines) if re.search(r"\bACQBULK\b", line)]
+        lets = [i for i, line in enumerate(lines) if re.search(r"\bPREEXIT\b", line)]
+        assert len(waits) == is_walk and len(lets) == (not is_walk or name in carries), name
+        assert not (waits and lets) or waits[0] < lets[0], name
         counts = [int(line.split()[-1], 16) for line in found(lines, "USETMAXREG")]
         assert len(counts) == 3 * is_walk and sum(counts) <= 3 * 168, (name, counts)
 
@@ -508,7 +702,7 @@ typedef struct { dim3 grid, threads; uint64_t bytes; void* stream; Attribute* at
 typedef struct {
     dim3 grid, threads;
     uint64_t bytes, stream, function, attributes[4][4]; /* id, and three words of its value */
-    uint64_t count, words[88]; /* of the kernel's only argument */
+    uint64_t count, words[128]; /* of the kernel's only argument */
 } Launch;
 Launch launches[16];
 uint64_t copies[4][5], set[16][3]; /* to, from, bytes, kind, stream; function, attribute, value */
@@ -548,7 +742,7 @@ int __cudaLaunchKernel(void* f, dim3 grid, dim3 threads, void** given, uint64_t 
 int cudaLaunchKernel(const void* f, dim3 grid, dim3 threads, void** given, uint64_t bytes, void* stream) {
     return launch_3(grid, threads, f, given, bytes, stream);
 }
-int cudaLaunchKernelExC(const Config* config, const void* f, void** given) { return keep(config, f, given, 704); }
+int cudaLaunchKernelExC(const Config* config, const void* f, void** given) { return keep(config, f, given, 1024); }
 int cudaFuncSetAttribute(const void* function, int attribute, int value) {
     uint64_t* to = set[set_count++ % 16];
     to[0] = (uint64_t)function, to[1] = attribute, to[2] = value;
@@ -578,7 +772,7 @@ class Launch(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("bytes", "stream", "function")),
         ("attributes", (ctypes.c_uint64 * 4) * 4),
         ("count", ctypes.c_uint64),
-        ("words", ctypes.c_uint64 * 88),
+        ("words", ctypes.c_uint64 * 128),
     ]
 
 
@@ -602,7 +796,7 @@ def built(candidate: dict, folder: Path):
     return module, ctypes.CDLL(str(library))
 
 
-Q, K, V, G, BETA, STATES, OFFSETS, RECORDS, ORDER, OUT, AFTER, STREAM = (number << 20 for number in range(1, 13))
+Q, K, V, G, BETA, STATES, OFFSETS, RECORDS, ORDER, OUT, AFTER, STREAM, FOUND = (n << 20 for n in range(1, 14))
 ADDRESSES = Q, K, V, G, BETA, STATES, OFFSETS, RECORDS, ORDER, OUT, AFTER
 SMS = 132  # of the stand-in
 BF16, FLOAT, SWIZZLE_128 = 9, 7, 3  # of CUtensorMapDataType and CUtensorMapSwizzle
@@ -624,10 +818,11 @@ def launched(extension):
     module, library = extension
     whole = {name: ctypes.c_int.in_dll(library, name) for name in ("launch_count", "copy_count", "set_count", "fails")}
 
-    def run(tokens, heads, sequences, beta_is_float=0, offsets_are_long=1, fails=0):
+    def run(tokens, heads, sequences, beta_is_float=0, offsets_are_long=1, fails=0, stretches=0):
         whole["launch_count"].value = whole["copy_count"].value = 0
         whole["fails"].value = fails
-        error = module.run(*ADDRESSES, tokens, heads, sequences, beta_is_float, offsets_are_long, STREAM)
+        flags = beta_is_float, offsets_are_long
+        error = module.run(*ADDRESSES, tokens, heads, sequences, *flags, STREAM, stretches, FOUND)
         whole["fails"].value = 0
         launches = (Launch * 16).in_dll(library, "launches")[: whole["launch_count"].value]
         copies = ((ctypes.c_uint64 * 5) * 4).in_dll(library, "copies")[: whole["copy_count"].value]
@@ -644,12 +839,53 @@ def asked(extension) -> set[tuple[int, int, int]]:
 
 SIZES = {  # tokens, heads, sequences, whether beta is fp32, whether offsets are int64; blocks of a cluster of walk
     "default": (8192, 16, 8, 0, 1, 2),
-    "one": (4096, 8, 1, 0, 1, 4),
+    "one, whole": (4096, 8, 1, 0, 1, 4),
     "many": (8192, 16, 40, 0, 0, 2),
     "most of few": (65, FEW_PAIRS // 3, 3, 1, 0, 4),
     "fewest of many": (63, 5, MANY_PAIRS // 5, 1, 1, 2),
     "a token": (1, 1, 1, 1, 1, 4),
 }
+CUT_SIZES = {  # the same; stretches, clusters of carry and of walk for them
+    "one": (4096, 8, 1, 0, 1, 4, 56, 64),
+    "of 11 pairs": (32 * 64, 11, 1, 1, 0, 3, 55, 66),
+    "of 33 pairs": (3 * 128 * 64, 11, 3, 0, 1, 1, 33, 66),
+    "of a pair": (24 * 64, 1, 1, 0, 1, 8, 15, 16),
+}
+
+
+@pytest.mark.parametrize("sizes", CUT_SIZES.values(), ids=CUT_SIZES)
+def test_three_launches_with_carry_hand_over_sizes_and_addresses(candidate, launched, sizes):
+    *sizes, stretches, of_carry, of_walk = sizes
+    tokens, heads, sequences, *_ = sizes
+    assert candidate["stretches_of"](tokens, sequences, heads) == stretches
+    error, launches, copies = launched(*sizes, stretches=stretches)
+    assert error == 0 and len(launches) == 3 and not copies
+    fold, carry, walk = launches
+    assert len({one.function for one in launches}) == 3 and {one.stream for one in launches} == {STREAM}
+    assert fold.words[:6] == [K, G, BETA, OFFSETS, RECORDS, ORDER]
+    assert list(fold.grid) == [1 + (tokens // 64 + sequences) * heads, 1, 1]
+    assert list(carry.grid) == [2, of_carry, 1] and list(walk.grid) == [2, of_walk, 1]
+    pairs = heads * sequences
+    found = 2 * stretches - 1  # of a pair; behind the As stand the Ms
+    for one in (carry, walk):
+        assert list(one.threads) == [384, 1, 1] and one.words[80:84] == [RECORDS, ORDER, OUT, heads | pairs << 32]
+        at = one.words[:].index(FOUND)  # a map is at a multiple of 128 bytes, with CUDA 12 of 64
+        of_map = [FOUND, 128, 128 * pairs * found, 512, 32, 128, FLOAT, 2, SWIZZLE_128, 1 | 1 << 8]
+        assert one.words[at : at + 10] == of_map
+        assert one.words[at + 16] == FOUND + pairs * found * 65536 and one.words[at + 17] & 0xFFFFFFFF == stretches
+        assert [one.words[16 * i] for i in range(5)] == [Q, K, V, STATES, AFTER]
+        attributes = {line[0]: line[1:] for line in one.attributes[: one.count]}
+        assert attributes[CLUSTER] == [2, 1, 1] and attributes[PROGRAMMATIC][0] == 1
+    assert [one[16:22] for one in (carry.words, walk.words)] == [[K, 128 * heads, tokens, 256 * heads, 64, 64]] * 2
+
+
+def test_the_error_of_any_call_with_carry_comes_back(launched):
+    """In this order fold, six maps, carry and walk. Shared memory is asked for once, before."""
+    launched(24 * 64, 1, 1, stretches=8)
+    for call in range(1, 10):
+        error, launches, _ = launched(24 * 64, 1, 1, fails=call, stretches=8)
+        assert error == 719 and len(launches) == 1 + (call == 8) + 2 * (call == 9), call
+    assert launched(24 * 64, 1, 1, stretches=8)[0] == 0
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -683,6 +919,16 @@ def test_walk_has_maps_of_what_it_copies(launched, sizes):
         assert one[7:] == [2, SWIZZLE_128, 1 | 1 << 8]
 
 
+@pytest.mark.parametrize("sizes", CUT_SIZES.values(), ids=CUT_SIZES)
+def test_carry_and_walk_over_pieces_may_use_their_shared_memory(candidate, counting, extension, launched, sizes):
+    _, (_, *launches), _ = launched(*sizes[:5], stretches=sizes[5])
+    lines = ((ctypes.c_int * 12) * len(shapes(candidate)))()
+    counting.shapes(lines)
+    for launch, name in zip(launches, ("CARRIED", "PIECEWISE"), strict=True):
+        assert launch.bytes == lines[shapes(candidate).index((*candidate[name], WORKS[name]))][10]
+        assert {(launch.function, 8, launch.bytes), (launch.function, 9, 100)} <= asked(extension)
+
+
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_walk_may_start_before_fold_ends_and_both_may_use_their_shared_memory(
     candidate, counting, extension, launched, sizes
@@ -694,7 +940,7 @@ def test_walk_may_start_before_fold_ends_and_both_may_use_their_shared_memory(
     assert attributes[CLUSTER] == [cluster, 1, 1] and attributes[PROGRAMMATIC][0] == 1
     lines = ((ctypes.c_int * 12) * len(shapes(candidate)))()
     counting.shapes(lines)
-    of_walk = lines[shapes(candidate).index(candidate["FEW" if cluster == 4 else "MANY"])][10]
+    of_walk = lines[shapes(candidate).index((*candidate["FEW" if cluster == 4 else "MANY"], 0))][10]
     assert (fold.bytes, walk.bytes) == (16384 + 512, of_walk)
     for launch in (fold, walk):
         assert (launch.function, 8, launch.bytes) in asked(extension)  # cudaFuncAttributeMaxDynamicSharedMemorySize
@@ -772,7 +1018,8 @@ def test_the_launcher_gets_addresses_sizes_and_the_stream(candidate, gpu):
     assert given[:7] == tuple(one.data_ptr() for one in inputs.values())
     records, order = given[7:9]
     assert order - records == (70 // 64 + 3) * 2 * 8960 and records % 16 == order % 16 == 0
-    assert given[9:] == (out.data_ptr(), after.data_ptr(), 70, 2, 3, 0, 1, STREAM) and not gpu.entered
+    assert given[9:17] == (out.data_ptr(), after.data_ptr(), 70, 2, 3, 0, 1, STREAM) and not gpu.entered
+    assert given[17] == 0  # stretches
     assert out.shape == (70, 2, 128) and out.dtype == torch.bfloat16
     assert after.shape == (3, 2, 128, 128) and after.dtype == torch.float32
 
@@ -784,6 +1031,23 @@ def test_records_and_the_order_of_sequences_have_the_room_that_the_kernels_use(c
     )
     called(candidate, gpu)
     assert made == [(70 // 64 + 3) * 2 * 8960 + 16 * 3]
+
+
+def test_what_carry_finds_has_its_room_between_the_records_and_the_order(candidate, gpu, names):
+    """Of each piece but the last of a pair A in fp32 and M in bf16."""
+    made = []
+    names["torch"] = SimpleNamespace(
+        **{**vars(torch), "empty": lambda size, **_: made.append(size) or torch.empty(size, dtype=torch.uint8)}
+    )
+    tokens, pairs = 24 * 64, 2
+    sizes = dict.fromkeys("qkv", (tokens, 2, 128)) | dict.fromkeys(("g", "beta"), (tokens, 2))
+    sizes |= {"states": (1, 2, 128, 128), "cu_seqlens": (2,)}
+    longer = {name: one.contiguous().zero_() for name, one in inputs_of(sizes).items()}
+    *_, given = called(candidate, gpu, **longer)
+    records, order, stretches, found = given[7], given[8], *given[17:]
+    assert stretches == 8 and found - records == (24 + 1) * 2 * 8960 and found % 16 == 0
+    assert order - found == pairs * (2 * stretches - 1) * (4 + 2) * 128 * 128 and order % 16 == 0
+    assert made == [order - records + 16]
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "states"])
