@@ -22,7 +22,7 @@ from kernelopt.compiling import choosing
 from kernelopt.device.sandbox import Sandbox
 from kernelopt.device.stop_signal import Stop
 from kernelopt.errors import Refused, Stopped, TimedOut, UsageError
-from kernelopt.explore import candidates, headers, hints, opponents, run, store, table
+from kernelopt.explore import candidates, headers, hints, opponents, run, store, table, workloads
 from kernelopt.explore.candidates import Candidate
 from kernelopt.gate import readiness, rounds
 from kernelopt.gate.readiness import RoundStart
@@ -60,7 +60,7 @@ def main() -> int:
                 platforms.check_platform(workspace, workspace.task(), sandbox.device_name)
             plan = plan_of(args, subject, entries, others, compile_for, sandbox.device_name)
             try:
-                outcome = run.explore(plan, sandbox, cli.say, args.profile)
+                outcome = workloads.explore(plan, sandbox, cli.say, args.profile)
             except Stopped as stopped:
                 raise Stopped(f"{stopped}, before the inputs were ready: there is no table") from None
             result = store.result_of(plan, outcome, sandbox.device_name, time.monotonic() - started)
@@ -118,7 +118,7 @@ def next_run(exploration: Exploration, version: str, verdict: rounds.RoundResult
         is_slow = verdict.measurement.verdict.status == Status.OK and compared
         if not is_slow or compared["default"].verdict == Speed.FASTER:
             return None
-    gained = max((compared[one].speedup for one in ("default", exploration.workload) if one in compared), default=None)
+    gained = max((compared[one].speedup for one in {"default", *exploration.workloads} & {*compared}), default=None)
     work = (task.work or {}).get("default")
     has_less = work is None or work.windowed_pct > 0
     share = verdict.sustained_pct if accepted and not has_less else None
@@ -168,10 +168,10 @@ def exit_code(result: dict) -> int:
 
 
 def is_usable(row: dict) -> bool:
-    """Is the candidate right, or compiled where only a GPU can check it?"""
+    """Is the candidate right on all workloads that it was tried on, or compiled where only a GPU can check it?"""
     if row["status"] == Status.NO_GPU and row["compiled"]:
         return row["compiled"]["status"] == Status.OK and bool(row["compiled"]["kernels"])
-    return row["status"] == Status.OK
+    return row["status"] == Status.OK and all(one["status"] in (None, Status.OK) for one in row["others"].values())
 
 
 def check_one_starts(entries: list[Candidate]) -> None:
@@ -194,12 +194,14 @@ def plan_of(
     """The exploration's plan. device: the name of the GPU, or of what stands in for it."""
     cli.say(f"exploring {len(entries)} candidate{'s' * (len(entries) > 1)} on {device}")
     budget_s, on_gpu = args.budget_seconds or BUDGET_S, args.device == "cuda"
+    first, *also = args.workload
     plan = run.Plan(
         subject,
         entries,
         others,
         against=next(iter(others), None),
-        workload=args.workload,
+        workload="default" if first == run.ALL else first,
+        also=(run.ALL,) if run.ALL in args.workload else tuple(also),
         budget_s=budget_s,
         candidate_s=args.candidate_seconds or run.seconds_each(budget_s, args.device),
         product=platforms.page_of(device, subject.workspace),
@@ -244,7 +246,14 @@ def arguments():
         metavar="X",
         help="timed too: best (default), eager, torch.compile, files",
     )
-    cli.add_workload(parser)
+    parser.add_argument(
+        "--workload",
+        nargs="+",
+        type=cli.filled,
+        default=["default"],
+        metavar="X",
+        help="names, or all: the first's leaders run on the others",
+    )
     parser.add_argument("--hints", action="store_true", help="Triton also with hints to the L2 on its loads")
     parser.add_argument(
         "--profile", type=cli.natural, default=0, metavar="N", help="ncu's key metrics for the best N, 6 to 9 s each"
@@ -279,7 +288,7 @@ def arguments():
     cli.add_json(parser)
     args = parser.parse_args()
     if not args.kernels and not args.keep:
-        parser.error("pass files or a folder of candidates, before --against, or --keep NAME")
+        parser.error("pass files or a folder of candidates, before --against and --workload, or --keep NAME")
     option = "--gate" if args.gate else "--keep-leader" if args.keep_leader else None
     if option and args.workspace is None:
         parser.error(f"{option} writes kernel.py of a workspace: pass --workspace W")

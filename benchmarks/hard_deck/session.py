@@ -17,6 +17,7 @@ DECK = Path(__file__).resolve().parent
 ROOT = DECK.parents[1]
 sys.path.insert(0, str(ROOT / "tools"))
 from kernelopt import cli
+from kernelopt.explore import run
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ class Session:
     def explore(self) -> None:
         """Explores the candidates, keeps the leader as kernel.py, and writes the plan that cites it."""
         opponents = [part for path in self.problem.files("opponents") for part in ("--against", path)]
-        budget = ("--budget-seconds", self.problem.explore_seconds)
+        seconds = self.problem.explore_seconds / (1 - run.OTHERS_SHARE)  # explore_seconds are of the first workload
+        budget = ("--workload", "all", "--budget-seconds", round(seconds))
         at = ("--workspace", self.workspace)
         candidates = self.problem.files("candidates")
         self.step("explore", "tools/explore_kernels.py", *candidates, *at, "--against", "best", *opponents, *budget)
@@ -89,15 +91,23 @@ class Session:
 
 
 def leader(rows: list[dict]) -> tuple[str, str]:
-    """(name, speed-up over the best version) of the fastest right candidate of an exploration. Of those that are level
-    with it, the one with a file's own constants: others may differ in what this workload does not run."""
-    right = [row for row in rows if row["status"] == "OK" and not row["opponent"]]
+    """(name, speed-up over the best version on the default workload) of the fastest candidate of an exploration that is
+    right on all workloads that it was tried on. Of those that are level with it on all, the one with a file's own
+    constants: others may differ in what no workload runs."""
+    right = [row for row in rows if not row["opponent"] and all(one["status"] in ("OK", None) for one in at_all(row))]
     if not right:
         sys.exit("session.py: no candidate of the exploration is right; its table says why")
-    level = [row for row in right if not row["dropped"]] or right
+    most = max(len(at_all(row)) for row in right)
+    right = [row for row in right if len(at_all(row)) == most]
+    level = [row for row in right if not any(one["dropped"] for one in at_all(row))] or right[:1]
     row = next((row for row in level if "[" not in row["name"]), level[0])
     against = row["against_best"]  # None where the best version was dropped before this one was timed
     return row["name"], f"{against['point']:.2f}x" if against else "an unknown multiple"
+
+
+def at_all(row: dict) -> list[dict]:
+    """What a row says at each workload, the first one first."""
+    return [row, *row.get("others", {}).values()]
 
 
 def main() -> int:

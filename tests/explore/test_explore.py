@@ -1074,7 +1074,8 @@ def test_the_table_has_a_word_for_what_never_started():
     ],
 )
 def test_where_none_is_right_and_one_never_started_time_is_over(statuses, started, code):
-    rows = [{"status": status, "opponent": False, "compiled": None, "started": True} for status in statuses]
+    usual = {"opponent": False, "compiled": None, "started": True, "others": {}}
+    rows = [{**usual, "status": status} for status in statuses]
     rows[-1]["started"] = started
     tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
     assert tool["exit_code"]({"stopped_after_s": None, "rows": rows}) == code
@@ -1155,14 +1156,15 @@ def result_with(workloads: list[str]) -> dict:
     """The result of an exploration, as table.lines takes it."""
     own = {"device": "NVIDIA H200", "workload": "default", "workloads": workloads, "against": None, "compiled": None}
     own |= {"stopped_after_s": None, "wall_s": 17.7, "seconds": {"inputs": 2.2, "compile and check": 9.6}}
-    later = {"probe": False, "wgmma_serialized": None, "started": True}  # what the recorded exploration lacks
+    # What the recorded exploration lacks.
+    later = {"probe": False, "wgmma_serialized": None, "started": True, "others": {}, "mean": None}
     rows = json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]
     return {**own, "rows": [{**later, **row} for row in rows]}
 
 
 def test_the_table_of_a_task_with_more_workloads_says_which_one_it_is_of():
     lines = table.lines(result_with(["default", "tall", "wide"]), None)
-    assert lines[0] == "workload default alone, all columns; the task also has tall, wide"
+    assert lines[0] == ("workload default alone, all columns; the task also has tall, wide (--workload all takes all)")
     assert lines[1:] == table.lines(result_with(["default"]), None) and lines[1].startswith("candidate")
     assert "took 18 s: inputs 2, compile and check 10" in lines
 

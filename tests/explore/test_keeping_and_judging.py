@@ -186,7 +186,7 @@ def test_with_several_workloads_the_gain_that_counts_is_the_larger_one(default, 
     verdict = SimpleNamespace(decision=SimpleNamespace(accepted=accepted), measurement=measured, sustained_pct=None)
     explored = {"name": "e1", "against": "best (v0)", "speedup_over_best": 1.03, "was_stopped": False}
     tool = runpy.run_path(str(BUNDLE / "tools/explore_kernels.py"))
-    one = SimpleNamespace(**explored, workload="small")
+    one = SimpleNamespace(**explored, workloads=["small"])
     line = tool["next_run"](one, "v1", verdict, SimpleNamespace(work=None))
     assert line is said if said is None else line.startswith(f"{said} over best (v0): ")
 
@@ -262,7 +262,7 @@ def test_v0_is_the_first_leader_that_the_gate_accepts_and_three_are_tried(sessio
 )
 def test_after_a_gate_the_last_line_says_whether_another_run_is_worth_it(version, us, gained, accepted, said):
     against = "best (v0)" if us else "eager"
-    rows = [SimpleNamespace(is_opponent=False, is_right=True, speedup=100.0 / (us or 50.0))]
+    rows = [SimpleNamespace(is_opponent=False, is_right=True, gain=100.0 / (us or 50.0))]
     one = exploration(rows, against)
     assert explorations.next_run(one, version, accepted, gained) == said
 

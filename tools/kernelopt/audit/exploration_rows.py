@@ -105,12 +105,18 @@ def is_same(figure: re.Match, value: float) -> bool:
 
 
 def values(row: ExploredKernel, exploration: Exploration, is_time: bool) -> list[float]:
-    """The times of a row in microseconds, and those of the opponents, or its speed-ups over the other rows."""
+    """The times of a row in microseconds, and those of the opponents, or its speed-ups over the other rows, on all
+    workloads that it was tried on."""
     others = [other for other in exploration.rows if other.median_us]
     if is_time:
         own = [row.median_us, row.p20_us, row.p80_us, row.sustained_us]
-        return [value for value in (*own, *(other.median_us for other in others if other.is_opponent)) if value]
-    known = [row.speedup, *(row.ci95 or ())]
+        own += [other.median_us for other in others if other.is_opponent]
+        at_others = [
+            at.median_us for one in (row, *others) if one is row or one.is_opponent for at in one.others.values()
+        ]
+        return [value for value in (*own, *at_others) if value]
+    known = [row.speedup, *(row.ci95 or ()), row.mean]
+    known += [value for at in row.others.values() for value in (at.speedup, *(at.ci95 or ()))]
     if row.median_us:
         known += [
             ratio for other in others for ratio in (other.median_us / row.median_us, row.median_us / other.median_us)

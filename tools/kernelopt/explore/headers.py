@@ -66,6 +66,7 @@ def too_little(plan: Plan, on_gpu: bool, slow: int) -> str | None:
 
 def share_of(plan: Plan, on_gpu: bool) -> float:
     """Of the budget, in which they can be compiled."""
-    if on_gpu:
-        return 1 - run.TIMES_SHARE
-    return 1.0 if plan.is_cuda else 1 - run.COMPILING_SHARE
+    if not on_gpu and plan.is_cuda:
+        return 1.0  # nothing is checked, so no other workload follows
+    first = 1 - run.OTHERS_SHARE if plan.also else 1.0
+    return first * (1 - (run.TIMES_SHARE if on_gpu else run.COMPILING_SHARE))

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..compiling import compiler
@@ -22,7 +22,7 @@ from ..compiling.compiled import NOT_CHECKED, status_after
 from ..device import gpu, gpu_memory, gpu_watch, standing
 from ..device.sandbox import Sandbox
 from ..device.spent import Spent
-from ..errors import Stopped, ToolError
+from ..errors import Stopped, ToolError, UsageError
 from ..hardware import targets, wiki
 from ..hardware.targets import Target
 from ..measure import cases, oracle
@@ -47,6 +47,8 @@ from .entrants import (
 from .race import Race, median_of
 
 SEEDS = 2
+ALL = "all"  # in place of names: the task's workloads
+OTHERS_SHARE = 0.4  # of the budget, for the workloads after the first
 # Of the budget: kept for times, and of that for registers, occupancy and sustained times.
 TIMES_SHARE, END_SHARE = 0.15, 0.05
 COMPILING_SHARE = 0.5  # of the budget, without a GPU, where candidates are compiled for a card
@@ -75,7 +77,7 @@ class Plan:
     """The parts of an exploration. opponents: name -> file, timed beside the candidates. candidate_s: for each to
     compile and run. headers_s: at least, to compile one with torch's headers. against: the opponent that ratios refer
     to. product: the page of the GPU, where there is one. compile_for: without a GPU, what candidates are compiled for,
-    or None."""
+    or None. also: the workloads after this one, which workloads.py explores; ALL for those that the task has."""
 
     subject: KernelUnderTest
     candidates: list[Candidate]
@@ -87,6 +89,7 @@ class Plan:
     headers_s: float = 0.0
     product: wiki.Page | None = None
     compile_for: Target | None = None
+    also: tuple[str, ...] = ()
 
     @property
     def is_cuda(self) -> bool:
@@ -98,19 +101,23 @@ class Plan:
 class Explored:
     """The outcome. entrants: best first, with their status and times. workloads: all that the task has.
     stopped_after_s: when it was ended from outside, in seconds from the start of the command; None where it was not.
-    seconds: of each phase. seeds: of the inputs that they were checked and timed on."""
+    seconds: of each phase. seeds: of the inputs that they were checked and timed on. others: the workloads of `also`.
+    elsewhere: what came of each of them, by its name."""
 
     entrants: list[Entrant]
     workloads: list[str]
     stopped_after_s: float | None
     seconds: dict[str, float]
     seeds: int = SEEDS
+    others: tuple[str, ...] = ()
+    elsewhere: dict[str, "Explored"] = field(default_factory=dict)
 
 
 def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: int = 0) -> Explored:
     """Compile, check and time the candidates and opponents. sandbox: open. profiled: the number of best candidates that
-    get ncu's key metrics. Refused when the reference itself fails; Stopped when the sandbox is told to stop before the
-    inputs are ready, and after that the budget ends when it is told so."""
+    get ncu's key metrics. Where other workloads are to follow, OTHERS_SHARE of the budget is left. Refused when the
+    reference itself fails; UsageError for a workload that the task does not have; Stopped when the sandbox is told to
+    stop before the inputs are ready, and after that the budget ends when it is told so."""
     began = time.monotonic()
     entrants = entered(plan, sandbox.scratch)
     loadable = [entrant for entrant in entrants if entrant.error is None]
@@ -121,6 +128,8 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
         sandbox.forked_ahead.get_ready("prepare", "judge", *(one.job for one in loadable))
         ahead = compiled_ahead(plan, sandbox, loadable)
         starter, workloads = prepared(plan, sandbox)
+        if others := others_of(plan, workloads):
+            plan = replace(plan, budget_s=(1 - OTHERS_SHARE) * plan.budget_s)
         starter.spent.note("inputs", began)
         sandbox.stop.interrupts = False
         with contextlib.suppress(Stopped):
@@ -137,7 +146,16 @@ def explore(plan: Plan, sandbox: Sandbox, say: Callable[[str], None], profiled: 
     for entrant in [one for one in best if one.calls_us and not one.is_opponent][:profiled]:
         with starter.spent.noted("profile"):
             entrant.metrics = key_metrics(entrant, sandbox, starter.inputs[0].path, say)
-    return Explored(best, workloads, sandbox.stop.after_s, starter.spent.seconds(), len(starter.inputs))
+    return Explored(best, workloads, sandbox.stop.after_s, starter.spent.seconds(), len(starter.inputs), others)
+
+
+def others_of(plan: Plan, workloads: list[str]) -> tuple[str, ...]:
+    """The workloads after the plan's first. workloads: those that the task has; UsageError for any other. Pure."""
+    for name in plan.also:
+        if name not in (ALL, *workloads):
+            raise UsageError(f"the reference has no workload '{name}'; it has: {', '.join(workloads)}")
+    named = workloads if ALL in plan.also else plan.also
+    return tuple(name for name in dict.fromkeys(named) if name != plan.workload)
 
 
 def compiled_ahead(plan: Plan, sandbox: Sandbox, entrants: list[Entrant]) -> Ahead | None:
@@ -210,6 +228,8 @@ def compiled_alone(
     """Candidates that nothing here can check: all are CUDA C++. They are compiled with inputs that have no values, so
     that the time of making those is spared. Of the task's workloads the plan's alone is known."""
     spent = Spent()
+    if plan.also:
+        say("nothing here can check them, so only the first workload is compiled for")
     sandbox.stop.interrupts = False
     loadable = [entrant for entrant in candidates if entrant.error is None]
     with contextlib.suppress(Stopped), spent.noted("compile"):

@@ -12,12 +12,13 @@ from ..compiling import findings
 from ..compiling.compiled import Compiled
 from ..errors import Refused, UsageError
 from ..measure.latency import Latency
+from ..measure.pairing import MAX_LOSS
 from ..session import explorations
 from ..session.explorations import Exploration, ExploredKernel, folder_of, is_best, numbers
 from ..session.record_store import RecordStore, now
 from ..session.workspace import Workspace
 from ..statuses import Status
-from . import halving
+from . import halving, means
 from .candidates import short_name
 from .entrants import Entrant, KeyMetrics
 from .race import median_of
@@ -103,8 +104,17 @@ def result_of(plan: Plan, explored: Explored, device: str, wall_s: float) -> dic
         "wall_s": round(wall_s, 2),
         "seconds": {phase: round(seconds, 1) for phase, seconds in explored.seconds.items()},
         "stopped_after_s": explored.stopped_after_s and round(explored.stopped_after_s, 2),
-        "rows": [row.to_json() for row in rows(explored.entrants, plan.against)],
+        "rows": means.merged(
+            [row.to_json() for row in rows(explored.entrants, plan.against)],
+            {workload: cells(at, plan.against) for workload, at in explored.elsewhere.items()},
+        ),
     }
+
+
+def cells(at: Explored, against: str | None) -> dict[str, dict]:
+    """name -> what the row of the first workload says of this one."""
+    was_stopped = at.stopped_after_s is not None
+    return {row.name: means.cell(row.to_json(), was_stopped) for row in rows(at.entrants, against)}
 
 
 def rows(entrants: list[Entrant], against: str | None) -> list[Row]:
@@ -169,16 +179,33 @@ class NotFaster(Refused):
 
 
 def leaders(exploration: Exploration) -> list[str]:
-    """The names of the candidates of an exploration that were timed, the fastest first. Refused when there is none;
-    NotFaster when the fastest is not faster than the workspace's best version for certain: the gate would refuse it."""
+    """The names of the candidates of an exploration that were timed, the fastest first; with several workloads those
+    that were tried on all, and may be a gain. Refused when there is none; NotFaster when there is no gain over the
+    workspace's best version for certain: the gate would refuse it."""
+    several = len(exploration.workloads) > 1
     timed = [row for row in exploration.candidates if row.is_right and row.median_us is not None]
+    timed = [row for row in timed if row.others or not several]
     if not timed:
-        raise Refused("kernel.py was not written: no candidate is right and timed")
-    first, against = timed[0], exploration.against
-    if is_best(against) and not (first.ci95 and first.ci95[0] > 1):
-        found = f"{first.speedup:.3f}x" if first.ci95 else "not known to be faster"
-        raise NotFaster(f"kernel.py was not written: the leader, {first.name}, is {found} against {against}")
-    return [row.name for row in timed]
+        everywhere = " on all workloads" if several else ""
+        raise Refused(f"kernel.py was not written: no candidate is right and timed{everywhere}")
+    against = exploration.against
+    if not is_best(against):
+        return [row.name for row in timed]
+    gains = [row for row in (timed if several else timed[:1]) if is_gain(row.intervals(exploration.workload))]
+    if not gains:
+        found = timed[0].found(exploration.workload)
+        raise NotFaster(f"kernel.py was not written: the leader, {timed[0].name}, is {found} against {against}")
+    return [row.name for row in gains]
+
+
+def is_gain(intervals: dict[str, tuple[float, float] | None]) -> bool:
+    """Is a candidate faster than the best version for certain, as far as the gate asks that: at the default workload,
+    or where that was not timed at one of them, and slower at no other? intervals: of its speed-ups; None: not known.
+    Pure."""
+    known = {workload: interval for workload, interval in intervals.items() if interval}
+    deciding = [known["default"]] if "default" in known else known.values()
+    is_faster = any(low > 1 for low, _ in deciding)
+    return is_faster and not any(high < 1 - MAX_LOSS for _, high in known.values())
 
 
 def keep(workspace: Workspace, name: str) -> str:

@@ -16,13 +16,11 @@ HEADER = (
 
 
 def lines(result: dict, path: Path | None, advises: bool = True) -> list[str]:
-    """One line per row, best first; under it the whole error of each candidate that failed. Above it, where the task
-    has more workloads, which one it is of: at another size the kernel, its registers and its time may be others.
-    advises: say where little came of it; a gate that follows knows better."""
-    cells = [HEADER, *(cells_of(row) for row in result["rows"])]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADER))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-    errors = [(row["name"], row["error"]) for row in result["rows"] if row["error"]]
+    """One line per row, best first; under it the other workloads, and the whole error of each candidate that failed.
+    Above it, where the task has more workloads, which one it is of: at another size the kernel, its registers and its
+    time may be others. advises: say where little came of it; a gate that follows knows better."""
+    table = aligned([HEADER, *(cells_of(row) for row in result["rows"])])
+    errors = [(row["name"], text) for row in result["rows"] for text in errors_of(row)]
     notes = [f"* dropped as slower; MHz: of the best {MOST_SUSTAINED} in the lead"]
     if result["against"]:
         notes = [f"speed-up over {result['against']}; {notes[0]}"]
@@ -36,11 +34,61 @@ def lines(result: dict, path: Path | None, advises: bool = True) -> list[str]:
     if result["stopped_after_s"] is not None:
         notes.append(f"stopped after {result['stopped_after_s']:.0f} s: what was not finished by then is TIMEOUT")
     notes.append(spent.took(result["wall_s"], result["seconds"]))
-    others = [name for name in result["workloads"] if name != result["workload"]]
-    caption = [f"workload {result['workload']} alone, all columns; the task also has {', '.join(others)}"]
     if path and advises and (little := little_came_of(of_result(result, path.stem))):
         notes.append(little)
-    return [*caption[: len(others)], *table, *notes, *by_text(errors), *([str(path)] if path else [])]
+    shown = [*caption(result), *table, *by_workload(result)]
+    return [*shown, *notes, *by_text(errors), *([str(path)] if path else [])]
+
+
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows of as many cells each, in columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def errors_of(row: dict) -> list[str]:
+    """Of the first workload, and of the others."""
+    others = [f"at {at}: {one['error']}" for at, one in row["others"].items() if one["error"]]
+    return [row["error"], *others] if row["error"] else others
+
+
+def tried_on(result: dict) -> list[str]:
+    """The workloads after the first that candidates were tried on."""
+    return list(dict.fromkeys(name for row in result["rows"] for name in row["others"]))
+
+
+def caption(result: dict) -> list[str]:
+    """The line above the table; none where the task has one workload."""
+    first, others = result["workload"], tried_on(result)
+    left = [name for name in result["workloads"] if name not in (first, *others)]
+    if not (others or left):
+        return []
+    below = f"; {', '.join(others)} below" if others else ""
+    lacks = f"; the task also has {', '.join(left)} (--workload all takes all)" if left else ""
+    return [f"workload {first} alone, all columns{below}{lacks}"]
+
+
+def by_workload(result: dict) -> list[str]:
+    """A table of the rows that were tried on other workloads too."""
+    others, rows = tried_on(result), [row for row in result["rows"] if row["others"]]
+    if not others:
+        return []
+    cells = [("candidate", result["workload"], *others, "mean")]
+    for row in rows:
+        times = map(at_workload, (row, *map(row["others"].get, others)))
+        cells.append((short_name(row["name"]), *times, f"{row['mean']:.3f}x" if row["mean"] else ""))
+    return ["", *aligned(cells), ""]
+
+
+def at_workload(one: dict | None) -> str:
+    """ "24.10 us 1.204x", with * where it was dropped; the status of what is not right or has no time; "" for None."""
+    if one is None:
+        return ""
+    time, ratio = one["latency_us"], one["against_best"]
+    if not time or one["status"] != Status.OK:
+        return one["status"] or "not reached"
+    speed = f" {ratio['point']:.3f}x" if ratio else ""
+    return f"{time['median']:.2f} us{speed}{'*' * one['dropped']}"
 
 
 def by_text(said: list[tuple[str, str]]) -> list[str]:

@@ -4,12 +4,10 @@ from dataclasses import dataclass
 
 from ..hardware.roofline import Utilization
 from ..measure import correctness
-from ..measure.pairing import Comparison
+from ..measure.pairing import MAX_LOSS, Comparison
 from ..measure.verdict import INTERPRETER, Verdict
 from ..statuses import Speed, Status
 
-# The loss of another workload that does not yet count as a regression.
-MAX_LOSS = 0.02
 UNCHECKED_WORK = (
     f"{Status.OWN_WORK_NOT_CHECKED}: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
     "work this is; launch its kernels in the call itself, start no profiler in it or round the gate, and judge it again"

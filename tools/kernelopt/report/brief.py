@@ -272,7 +272,7 @@ def exploration_section(parts: Parts) -> str:
     best = [row for row in candidates if row.is_right][:BEST_ROWS]
     failed = [row for row in candidates if not row.is_right]
     lines = [
-        f"{exploration.name} on {exploration.device}, workload {exploration.workload}: {len(candidates)} candidates, "
+        f"{exploration.name} on {exploration.device}, {exploration.tried_on}: {len(candidates)} candidates, "
         f"{len(failed)} of them wrong. All rows: {parts.exploration_file}; a plan cites one as "
         f"explore/{exploration.name}.json#NAME. Times there rank candidates and judge none.",
         "",
@@ -296,6 +296,7 @@ def candidate_line(row: ExploredKernel, against: str | None) -> str:
     said = [
         f"{row.name}: {figure(row.median_us)} us",
         row.speedup is not None and f"{row.speedup:.3f}x against {against}",
+        row.mean is not None and f"{row.mean:.3f}x over all workloads",
         row.registers is not None and f"{figure(row.registers)} registers",
         row.spill_bytes is not None and f"{figure(row.spill_bytes)} bytes spilled",
         row.dropped and "dropped as slower",

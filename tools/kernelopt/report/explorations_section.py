@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..session.explorations import Exploration, ExploredKernel
+from ..session.explorations import AtWorkload, Exploration, ExploredKernel
 from . import phrases, plots
 from .document import Facts, Figure, Fold, Table, Text, shown
 from .gather import Session
@@ -41,7 +41,7 @@ def one_exploration(exploration: Exploration) -> Iterator:
     yield Facts(
         [
             ("Exploration", f"{title(exploration)}; a plan cites a row as {file}#NAME"),
-            ("On", f"{exploration.device}, workload {exploration.workload}, {exploration.timestamp}"),
+            ("On", f"{exploration.device}, {exploration.tried_on}, {exploration.timestamp}"),
         ]
     )
     timed = [row for row in exploration.rows if row.median_us is not None]
@@ -52,6 +52,11 @@ def one_exploration(exploration: Exploration) -> Iterator:
         yield Text("Nothing was timed.", "note")
     places = {row.name: str(place) for place, row in enumerate(exploration.candidates, 1)}
     yield Table(HEAD, [cells(row, places.get(row.name, unchecked(row))) for row in exploration.rows])
+    if others := exploration.workloads[1:]:
+        tried = [row for row in exploration.rows if row.others]
+        yield Table(
+            ("candidate", exploration.workload, *others, "mean speed-up"), [by_workload(row, others) for row in tried]
+        )
     if failed := [row for row in exploration.rows if row.error]:
         yield Table(("failed", "status", "first error"), [(row.name, row.status, error(row)) for row in failed])
 
@@ -101,6 +106,19 @@ def cells(row: ExploredKernel, place: str) -> tuple[str, ...]:
         "" if row.occupancy_pct is None else f"{row.occupancy_pct:.0f} %",
         sustained(row),
     )
+
+
+def by_workload(row: ExploredKernel, others: list[str]) -> tuple[str, ...]:
+    """The time and the speed-up of a row on the first workload and on these."""
+    cells = [at_workload(one) if one else "" for one in (row, *map(row.others.get, others))]
+    return (row.name, *cells, "" if row.mean is None else f"{row.mean:.3f}x")
+
+
+def at_workload(one: ExploredKernel | AtWorkload) -> str:
+    if one.median_us is None:
+        return one.status or "not reached"
+    speedup = "" if one.speedup is None else f", {one.speedup:.3f}x"
+    return f"{one.median_us:.2f} us{speedup}{', dropped as slower' * one.dropped}"
 
 
 def latency(row: ExploredKernel) -> str:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import bundle
@@ -40,11 +40,46 @@ FAR_AFTER_V0 = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtWorkload:
+    """A kernel at another workload than the first. status: None where there was no time. The rest: as of a row."""
+
+    status: str | None
+    median_us: float | None
+    speedup: float | None
+    ci95: tuple[float, float] | None
+    dropped: bool
+    error: str | None
+
+    @classmethod
+    def from_json(cls, cell: dict) -> "AtWorkload":
+        time, ratio = cell["latency_us"] or {}, cell["against_best"] or {}
+        return cls(
+            status=None if cell["status"] is None else str(cell["status"]),
+            median_us=number(time.get("median")),
+            speedup=number(ratio.get("point")),
+            ci95=interval_of(ratio),
+            dropped=bool(cell["dropped"]),
+            error=None if cell["error"] is None else str(cell["error"]),
+        )
+
+    @property
+    def failed(self) -> bool:
+        return self.status not in (None, Status.OK)
+
+
+def interval_of(ratio: dict) -> tuple[float, float] | None:
+    """ci95 of a speed-up, {} for none."""
+    return (float(ratio["ci95"][0]), float(ratio["ci95"][1])) if ratio else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExploredKernel:
     """One row. is_opponent: it was not checked. is_probe: an opponent that leaves out a part of the work. status: of
-    the verifier, OK for an opponent that ran. median_us, p20_us, p80_us: of cold calls, None where none was timed.
-    speedup, ci95: over the first opponent. registers: of a thread. spill_bytes: of a thread. shared_bytes: of a block.
-    sustained_us: of calls in a row. sm_clock_mhz: meanwhile. kernel_sha256: of its file."""
+    the verifier, OK for an opponent that ran; "WRONG_VALUES at tall" where it failed at another workload. median_us,
+    p20_us, p80_us: of cold calls, None where none was timed. speedup, ci95: over the first opponent. registers: of a
+    thread. spill_bytes: of a thread. shared_bytes: of a block. sustained_us: of calls in a row. sm_clock_mhz:
+    meanwhile. kernel_sha256: of its file. others: the same kernel at the workloads after the first, where it was tried.
+    mean: the geometric mean of the speed-ups, where it has all."""
 
     name: str
     is_opponent: bool
@@ -64,6 +99,8 @@ class ExploredKernel:
     dropped: bool
     error: str | None
     kernel_sha256: str
+    others: dict[str, AtWorkload] = field(default_factory=dict)
+    mean: float | None = None
 
     @classmethod
     def from_json(cls, row: dict) -> "ExploredKernel":
@@ -71,25 +108,52 @@ class ExploredKernel:
         time, ratio = row["latency_us"] or {}, row["against_best"] or {}
         if not isinstance(row["name"], str) or not isinstance(row["status"], str):
             raise TypeError("name and status are texts")
+        others = {name: AtWorkload.from_json(cell) for name, cell in (row.get("others") or {}).items()}
+        status, error = status_of(row, others)
         return cls(
             name=row["name"],
             is_opponent=bool(row["opponent"]),
             is_probe=bool(row.get("probe")),  # absent in archived explorations
-            status=row["status"],
+            status=status,
             median_us=number(time.get("median")),
             p20_us=number(time.get("p20")),
             p80_us=number(time.get("p80")),
             speedup=number(ratio.get("point")),
-            ci95=(float(ratio["ci95"][0]), float(ratio["ci95"][1])) if ratio else None,
+            ci95=interval_of(ratio),
             **{name: number(row[name]) for name in NUMBERS},
             dropped=bool(row["dropped"]),
-            error=None if row["error"] is None else str(row["error"]),
+            error=error,
             kernel_sha256=str(row["kernel_sha256"]),
+            others=others,
+            mean=number(row.get("mean")),  # both absent in older explorations
         )
 
     @property
     def is_right(self) -> bool:
         return self.status == Status.OK
+
+    @property
+    def gain(self) -> float | None:
+        """The speed-up; with several workloads their mean, where it has all."""
+        return self.speedup if self.mean is None else self.mean
+
+    def intervals(self, first: str) -> dict[str, tuple[float, float] | None]:
+        """Of the speed-ups, by workload. first: the exploration's."""
+        return {first: self.ci95, **{name: one.ci95 for name, one in self.others.items()}}
+
+    def found(self, first: str) -> str:
+        """ "1.004x", and of several workloads "1.004x at default, 0.950x at tall" """
+        speeds = {first: self.speedup, **{name: one.speedup for name, one in self.others.items()}}
+        said = {at: "not known to be faster" if speed is None else f"{speed:.3f}x" for at, speed in speeds.items()}
+        return ", ".join(f"{text} at {at}" for at, text in said.items()) if self.others else said[first]
+
+
+def status_of(row: dict, others: dict[str, AtWorkload]) -> tuple[str, str | None]:
+    """(status, error) of a row: of the first workload, or of the first other one at which a right kernel failed."""
+    at = next((name for name, one in others.items() if one.failed), None)
+    if at is None or row["status"] != Status.OK:
+        return row["status"], None if row["error"] is None else str(row["error"])
+    return f"{others[at].status} at {at}", f"at {at}: {others[at].error}"
 
 
 NUMBERS = ("registers", "spill_bytes", "shared_bytes", "occupancy_pct", "sm_clock_mhz", "sustained_us")
@@ -135,11 +199,21 @@ class Exploration:
         return next((row for row in self.rows if row.name == name), None)
 
     @property
+    def workloads(self) -> list[str]:
+        """Those that candidates were tried on, the first one first."""
+        return [self.workload, *dict.fromkeys(name for row in self.rows for name in row.others)]
+
+    @property
+    def tried_on(self) -> str:
+        """ "workload default", "workloads default, tall" """
+        return f"workload{'s' * (len(self.workloads) > 1)} {', '.join(self.workloads)}"
+
+    @property
     def speedup_over_best(self) -> float | None:
-        """Of the fastest right candidate; None where none was timed against the workspace's best version."""
+        """`gain` of the fastest right candidate; None where none was timed against the workspace's best version."""
         if not is_best(self.against):
             return None
-        return next((row.speedup for row in self.candidates if row.is_right and row.speedup is not None), None)
+        return next((row.gain for row in self.candidates if row.is_right and row.gain is not None), None)
 
     @property
     def candidates(self) -> list[ExploredKernel]:
