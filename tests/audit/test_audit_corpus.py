@@ -11,6 +11,7 @@ import pytest
 from conftest import BUNDLE, FIXTURES
 from kernelopt.audit import workspace_audit
 from kernelopt.audit.citations import Context, Recorded
+from kernelopt.hardware.work import Work
 from kernelopt.session import record_store
 
 CORPUS = json.loads((FIXTURES / "audit" / "corpus.json").read_text(encoding="utf-8"))
@@ -20,6 +21,7 @@ RECORDED = frozenset(Recorded(value, unit, QUANTITY[unit]) for value, unit in CO
 KNOWN_MISSES: set[str] = set()  # texts of errors that are not named yet
 USED = {"evidence", "task", "baseline", "roofline", "stop", "spec", "record"}
 CONTEXTS: dict[str, Context] = {}
+WORK = Work(flops=1, bytes_in=1, bytes_out=0, bytes_min=1, dtype="bf16", source="given")
 
 README = (
     '# Kernel optimisation: x\n\n## Task\n\n```json\n{{"additional_notes": {task}}}\n```\n\n'
@@ -32,7 +34,7 @@ PLAN = {"evidence": "Evidence", "action": "Action", "expected": "Expected effect
 def context(platform: str) -> Context:
     if platform not in CONTEXTS:
         made = workspace_audit.make_context(BUNDLE / "gpu-wiki", platform, RECORDED)
-        CONTEXTS[platform] = replace(made, ridges=workspace_audit.ridge_points(made, {"bf16"}))
+        CONTEXTS[platform] = replace(made, ridges=workspace_audit.ridge_points(made, [WORK]))
     return CONTEXTS[platform]
 
 

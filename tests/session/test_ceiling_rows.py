@@ -265,6 +265,20 @@ def test_the_tasks_other_arithmetic_is_kept_and_its_ceiling_is_the_floor(product
     assert floor.metric == "measured_bf16_problem_ceiling" and floor.value == pytest.approx(687, abs=1)
 
 
+def test_the_ridge_point_of_a_task_with_other_arithmetic_is_that_of_its_own_ceiling(product, run_here, stood_in):
+    """The gate refused it, as that of the bare tensor operations was wanted: in a trial an agent lost a run to this."""
+    run_here("compute_utilization.py", "--workspace", product.root, "--set-targets")
+    stated = ("--per-k-block", 128, "--fp32-fma", 1, "--set-targets")
+    run_here("measure_ceiling.py", "--workspace", product.root, *stated)
+    assert "ridge point 160:" in product.readme.read_text() and "floor 200.0" in product.readme.read_text()
+    assert tool_json("check_citations.py", product.root, run=run_here)["problems"] == []
+    product.readme.write_text(
+        product.readme.read_text().replace("ridge point 160:", "ridge point 200:")
+    )  # the bare ones'
+    (problem,) = tool_json("check_citations.py", product.root, code=1, run=run_here)["problems"]
+    assert "'200' is not the ridge point that compute_utilization.py prints for this task: 160.0" in str(problem)
+
+
 def test_what_cannot_be_measured_is_refused_with_a_reason(product, run_here, stood_in):
     def said(*arguments) -> str:
         done = run_here("measure_ceiling.py", *arguments)

@@ -16,6 +16,7 @@ from .. import bundle
 from ..errors import Refused, UsageError
 from ..hardware import roofline, wiki
 from ..hardware.roofline import TARGET_SHARE_PCT
+from ..hardware.work import Work
 from ..session import plans, platforms, stop_conditions
 from ..session.readme import TASK_BLOCK, parse_task
 from ..session.record import Record
@@ -106,8 +107,7 @@ def context_of(workspace: Workspace, task: Task, records: list[Record]) -> tuple
         wrong = str(error)
         context = make_context(root, None, numbers)
     devices = frozenset(record.device for record in records if record.device)
-    dtypes = {work.dtype for work in (task.work or {}).values()}
-    return replace(context, devices=devices, ridges=ridge_points(context, dtypes)), wrong
+    return replace(context, devices=devices, ridges=ridge_points(context, (task.work or {}).values())), wrong
 
 
 def of_files(paths: list[Path], root: Path, platform: str | None) -> Audit:
@@ -163,10 +163,11 @@ def make_context(
     return Context(pages, documents, product, numbers, (*Context.roots, str(root)))
 
 
-def ridge_points(context: Context, dtypes: set[str]) -> tuple[float, ...]:
-    """Return the ridge point in FLOP/byte for each dtype of the task's work, as Step 0 prints it."""
-    roofs = [roofline.roof(context.product, dtype) for dtype in sorted(dtypes)] if context.product else []
-    return tuple(roofline.bound(1, 1, roof).ridge_point for roof in roofs if roof.bandwidth and roof.compute)
+def ridge_points(context: Context, work: Iterable[Work]) -> tuple[float, ...]:
+    """Return the ridge points in FLOP/byte of the task's workloads, each once, as Step 0 prints them."""
+    roofs = [roofline.roof_of(context.product, one) for one in work] if context.product else []
+    sound = [roof for roof in roofs if roof.bandwidth and roof.compute]
+    return tuple(sorted({roofline.bound(1, 1, roof).ridge_point for roof in sound}))
 
 
 def measured(task: Task, records: list[Record]) -> frozenset[Recorded]:

@@ -153,9 +153,14 @@ def _remedy(work: Work, gaps: list[str]) -> str:
     return f"Measure this card: calibrate_gpu.py --workspace W. Or, {other}"
 
 
+def roof_of(page: wiki.Page, work: Work) -> Roof:
+    """Return the roof of a product for a problem. Absent values are None."""
+    return roof(page, work.dtype, work.also or (), work.other_arithmetic is not None)
+
+
 def roof_for(page: wiki.Page, work: Work) -> Roof:
-    """Return the roof of a product for a problem. Raise Refused with the missing wiki values if there is no roof."""
-    roof_of_work = roof(page, work.dtype, work.also or (), work.other_arithmetic is not None)
+    """`roof_of`. Raise Refused with the missing wiki values if there is no roof."""
+    roof_of_work = roof_of(page, work)
     if gaps := lacking(page, roof_of_work, work):
         raise Refused(f"no roofline for {page.platform}: {'; '.join(gaps)}. {_remedy(work, gaps)}")
     return roof_of_work
