@@ -1,4 +1,5 @@
-"""Gated delta rule, sequences end to end, in two kernels of CUDA C++ for sm_90a. For the state S before a chunk of 64
+"""Gated delta rule, sequences end to end, in CUDA C++ for sm_90a: two kernels, fold and walk, or three, with carry
+between them, where few pairs of sequence and head have long sequences (PIECES). For the state S before a chunk of 64
 tokens of a head, with `sums` the sums of its gates up to each token:
 
     c = T (v - exp(sums) k S) ;  o = scale exp(sums) q S + weighted c ;  S = exp(last) S + (exp(last - sums) k)^T c
@@ -31,6 +32,16 @@ walk: a cluster takes pairs of sequence and head, a block 64 columns of V.
   the same reads and writes, and a copy takes it to memory.
 * Tokens behind a sequence's end are the next one's. They add nothing, whatever is there: c is zero, keys are cut off.
 * A block ends when all that is sent to it has come, so no barrier of the cluster, with its fence, stands at the end.
+
+carry: with few pairs of long sequences most SMs would have nothing to do, while a few go over all chunks, one by one.
+So a sequence is cut into pieces there, which walk takes side by side. carry finds what leads to their states.
+* Over any stretch of chunks a state S becomes M S + A. Both are states themselves: M is what the identity becomes
+  where v is 0, and A what 0 becomes. In the first stretch A is what the given state becomes, and M is not needed.
+* A cluster takes a stretch, for M or for A. Its chain is walk's, without outputs.
+* A stretch is two pieces, and carry stores M, in bf16, or A, in fp32, after each. So walk has twice as many pieces as
+  carry has stretches: its chain shares an SM with the outputs, and takes longer a chunk.
+* A cluster of walk first takes M S + A over the stretches before its piece. S is two operands of bf16 there, of which
+  the second is what the first does not hold. No cluster of a launch waits for another one.
 """
 
 import torch
@@ -54,10 +65,23 @@ FOLD_BLOCKS = 13  # of an SM, of a warp each: the compiler leaves registers for 
 MANY = (2, 3, 2)
 FEW = (4, 4, 3)  # with at most FEW_PAIRS pairs of sequence and head
 FEW_PAIRS = 24
+# The same of carry, which has no slots, and of walk over pieces.
+CARRIED = (2, 6, 0)
+PIECEWISE = (2, 3, 2)
+# Where sequences are cut into pieces: pairs from and to, and chunks of a sequence at least, on average. By events
+# around cold calls (H200, 2026-11-29) pieces take 34.7 and 36.4 us for 40.3 with 8 pairs of 24 chunks, 49.4 to 51.0 for
+# 51.3 with 16 of 32, and 183.4 to 187.6 for 211.0 with 32 of 128, the only measurement above 16 pairs. With 16 chunks,
+# and with 16 pairs of 24, they gain 0.9 us at most, or lose. 17 to FEW_PAIRS pairs were not measured: there whole
+# sequences have FEW, whose chain is faster than that of MANY, and pieces would have one stretch.
+PIECES = ((1, 8, 24), (9, 16, 32), (25, 33, 128))
+STRETCHES = 8  # of a sequence at most. walk's last piece takes a step for each but one
+CLUSTERS = 66  # of two blocks: as many as an H200 has SMs for
+FOUND = 3 * 32768  # bytes that carry stores for the end of a piece: A in fp32, M in bf16
 # walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
-# stored (1), or when all have started (2). It reads nothing before fold has ended.
+# stored (1), or when all have started (2). It reads nothing before fold has ended. Where there is carry all this holds
+# for carry, and walk may be launched when carry has ended (0), or when all its blocks have started (1, 2).
 DEPENDENT = 1
-CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS DEPENDENT".split()
+CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS CARRIED PIECEWISE DEPENDENT".split()  # what the CUDA C++ takes
 
 
 def wgmma(n):
@@ -126,7 +150,7 @@ template <int THREADS> __device__ __forceinline__ void barrier_of(u32 number) {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "n"(THREADS) : "memory");
 }
 __device__ __forceinline__ void let_walk_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_fold() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Of fold
 
@@ -250,6 +274,11 @@ __device__ __forceinline__ void store_box(const CUtensorMap* map, int column, in
 __device__ __forceinline__ void wait_until_read() {  // what this thread stores from shared memory
     asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory");
 }
+__device__ __forceinline__ void store_bytes(uint8_t* to, u32 from, u32 bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void wait_until_written() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // What this thread wrote to shared memory is there for wgmma and bulk copies; after a barrier, what all wrote.
 __device__ __forceinline__ void async_sees() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -275,6 +304,7 @@ __device__ __forceinline__ int panel_at(int row, int part) { return row * 128 + 
 // Bytes of a record: T, a panel; for each token in fp32 the sum of gates up to it, times log2(e); 2^sum;
 // 2^(last - sum).
 constexpr u32 SUMS = PANEL, GATE = CHUNK * 4, GATES = 3 * GATE, RECORD = PANEL + GATES;
+constexpr int STATE_BYTES = WIDTH * WIDTH * 4;
 """
 
 FOLD = r"""
@@ -618,21 +648,28 @@ namespace walk {
 constexpr int GROUP = 128, THREADS = 3 * GROUP, OF_CHAIN = 240, OF_OUTPUTS = 200, OF_THIRD = 56;
 constexpr int PART = 64;  // columns of V of a block: the rows of its products
 
-template <int CLUSTER_, int STAGES_, int SLOTS_> struct Shape {
-    static constexpr int CLUSTER = CLUSTER_, STAGES = STAGES_, SLOTS = SLOTS_;
+// What a cluster goes over: whole pairs; a stretch, in carry; a piece.
+enum { WHOLE, CARRY, PIECES };
+
+template <int CLUSTER_, int STAGES_, int SLOTS_, int WORK_ = WHOLE> struct Shape {
+    static constexpr int CLUSTER = CLUSTER_, STAGES = STAGES_, SLOTS = SLOTS_, WORK = WORK_;
     static constexpr bool APART = CLUSTER == 4;           // blocks 0 and 1 have the chain, 2 and 3 the outputs
+    static constexpr bool OUTPUTS = WORK != CARRY;
     static constexpr int BOX_ROWS = 2 * CHUNK / CLUSTER;  // of a panel of k: what a block fetches
     // Bytes. A stage: keys; T and the block's columns of v; queries; gates. T and v are in other blocks than queries,
-    // or in the same. Or it is a pair's state, fp32, 32 columns and then the others. A slot: S^T, then c^T. Barriers
-    // stand behind both: full, empty: a stage has come, all blocks have used it; used: this block's warps have; ready:
-    // S and c are in a slot; passed: the outputs have used them.
-    static constexpr u32 SOLVED = 2 * PANEL, VALUES = SOLVED + PANEL, QUERIES = APART ? SOLVED : VALUES + PANEL;
+    // or in the same. Or it is a state, fp32, 32 columns and then the others; or M, bf16. A slot: S^T, then c^T.
+    // Barriers stand behind both: full, empty: a stage has come, all blocks have used it; used: this block's warps
+    // have; ready: S and c are in a slot; passed: the outputs have used them.
+    static constexpr u32 SOLVED = 2 * PANEL, VALUES = SOLVED + PANEL;
+    static constexpr u32 QUERIES = APART || !OUTPUTS ? SOLVED : VALUES + PANEL;
     static constexpr u32 GATES_AT = QUERIES + 2 * PANEL, FULL = GATES_AT + GATES, EMPTY = FULL + 8, USED = FULL + 16;
     static constexpr u32 STATES = 3 * PANEL, READY = STATES, PASSED = READY + 8;
     static constexpr u32 STAGE = GATES_AT + 1024, SLOT = STATES + 1024, SLOTS_AT = STAGES * STAGE;
-    static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + PANEL;
-    static_assert(CLUSTER == 2 || CLUSTER == 4, "blocks of a cluster");
-    static_assert(SHARED_BYTES <= 232448 && SLOTS > 1 && STAGES > 1, "a block must fit, and a chain be a slot ahead");
+    static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + OUTPUTS * PANEL;
+    static_assert(CLUSTER == 2 || (CLUSTER == 4 && WORK == WHOLE), "blocks of a cluster");
+    static_assert(SHARED_BYTES <= 232448 && STAGES > 1, "a block must fit");
+    static_assert(SLOTS >= 2 * OUTPUTS, "a chain must be a slot ahead");
+    static_assert(WORK != PIECES || STAGES > 2, "a step of walk over pieces holds three stages");
 };
 
 struct Problem {
@@ -641,6 +678,11 @@ struct Problem {
     const int4* order;
     __nv_bfloat16* out;
     int heads, pairs, clusters;
+    // Of carry and pieces: where A lies, and M. stretches: of a sequence.
+    CUtensorMap added;
+    uint8_t* matrices;
+    int stretches;
+    __host__ __device__ __forceinline__ int pieces() const { return 2 * stretches; }
 };
 
 template <int N> struct Number { __device__ constexpr operator int() const { return N; } };
@@ -651,9 +693,16 @@ struct Places {
     __device__ __forceinline__ int half() const { return rank % 2; }  // of the columns of V
 };
 
+// A pair, or a piece of one. What carry finds for the end of piece i has the number slot + i.
 struct Pair {
-    int sequence, head, first, tokens;
+    int sequence, head, first, tokens, slot, piece;
+    bool matrix;  // in carry, M: the state begins as the identity, and v is 0
     __device__ __forceinline__ int row(int heads) const { return (sequence * heads + head) * WIDTH; }  // of its state
+    // How walk gets the state before a piece. Before piece 0 it is given; before pieces 1 and 2 carry has found it.
+    // From that before piece 2 steps lead to the others, each over a stretch; to odd pieces the last is over one piece.
+    __device__ __forceinline__ int steps() const { return piece < 3 ? 0 : (piece - 1) / 2; }
+    __device__ __forceinline__ int first_slot() const { return slot + min(piece, 2) - 1; }
+    __device__ __forceinline__ int slot_of(int step) const { return slot + min(3 + 2 * step, piece - 1); }
 };
 
 // The cluster's pairs, to and fro over the sorted ones. Each is looked up a pair ahead.
@@ -669,6 +718,26 @@ template <class F> __device__ __forceinline__ void each_pair(const Problem& p, F
     }
 }
 
+// The cluster's pieces. In carry they are a stretch's, for A or for M, in the order A, then A and M of each next
+// stretch. The last stretch has one piece there, since nothing is behind the other. In walk the pieces with the most
+// steps come first.
+template <int WORK, class F> __device__ __forceinline__ void each_piece(const Problem& p, F&& act) {
+    const int jobs = p.pieces() - (WORK == CARRY), index = blockIdx.y % p.pairs, job = blockIdx.y / p.pairs;
+    const int4 line = p.order[index / p.heads];
+    const int size = (line.z + p.pieces() * CHUNK - 1) / (p.pieces() * CHUNK) * CHUNK;  // tokens of a piece
+    const int from = WORK == CARRY ? (job + 1) / 2 * 2 : jobs - 1 - job;
+    const int end = WORK == CARRY ? min(from + 2, jobs) : from + 1;
+    #pragma unroll 1
+    for (int i = from; i < end; ++i)
+        act(Pair{line.x, index % p.heads, line.y + i * size, max(0, min(size, line.z - i * size)),
+                 index * (p.pieces() - 1), i, WORK == CARRY && job > 0 && job % 2 == 0});
+}
+
+template <int WORK, class F> __device__ __forceinline__ void each_part(const Problem& p, F&& act) {
+    if constexpr (WORK == WHOLE) each_pair(p, act);
+    else each_piece<WORK>(p, act);
+}
+
 // Which of COUNT stages or slots is next, and the parity of its barriers. Kept from one to the next: what is computed
 // from their number would delay products.
 template <int COUNT, u32 SIZE> struct Turn {
@@ -680,7 +749,7 @@ template <int COUNT, u32 SIZE> struct Turn {
     }
 };
 // Stages come in this order: a pair's state, its chunks, the next pair's state, ... and after the last pair one without
-// a state, into which the last one's is put.
+// a state, into which the last one's is put. Where walk takes pieces, A and M of each step come behind the state.
 template <class S> struct Stages : Turn<S::STAGES, S::STAGE> {
     __device__ __forceinline__ Stages(const Places& at) : Turn<S::STAGES, S::STAGE>(at.base) {}
     __device__ __forceinline__ void wait(u32 bar, u32 turned = 0) const {
@@ -743,7 +812,6 @@ __device__ __forceinline__ void product(float (&d)[32], const u32 (&a)[STEPS][4]
 // one sent.
 template <class S> __device__ __forceinline__ void produce(const Problem& p, const Places& at) {
     constexpr u32 ALL = (1 << S::CLUSTER) - 1, OF_OUTPUTS = S::APART ? 12 : 3, SLICE = PANEL / 2;
-    const u32 bytes = 2 * PANEL + GATES + (at.chain ? 2 * PANEL : 0) + (at.outputs ? 2 * PANEL : 0);
     const int half = at.half(), panel = at.rank / (S::CLUSTER / 2), row = at.rank % (S::CLUSTER / 2) * S::BOX_ROWS;
     Stages<S> stage(at);
     // All blocks send something to all in each turn: so none tells another that it has used a stage while one has still
@@ -758,24 +826,39 @@ template <class S> __device__ __forceinline__ void produce(const Problem& p, con
         copy_to_all(to + S::GATES_AT + at.rank * 16, (const uint8_t*)p.order, 16, to + S::FULL, ALL);
         return to;
     };
-    each_pair(p, [&](const Pair& pair) {
-        const uint8_t* record =
-            p.records + ((int64_t)(pair.first / CHUNK + pair.sequence) * p.heads + pair.head) * RECORD;
-        const u32 place = greet(at.chain ? 4 * PANEL : 0);
-        if (at.chain) {
-            copy_box(place, &p.states, half * PART, pair.row(p.heads), place + S::FULL);
-            copy_box(place + 2 * PANEL, &p.states, half * PART + PART / 2, pair.row(p.heads), place + S::FULL);
+    auto ask_state = [&](const CUtensorMap& map, int row, bool asked) {
+        const u32 place = greet(asked ? 4 * PANEL : 0);
+        if (asked) {
+            copy_box(place, &map, half * PART, row, place + S::FULL);
+            copy_box(place + 2 * PANEL, &map, half * PART + PART / 2, row, place + S::FULL);
         }
         stage.next();
+    };
+    auto ask_steps = [&](const Pair& pair) {
+        ask_state(p.added, pair.first_slot() * WIDTH, true);
+        #pragma unroll 1
+        for (int i = 0; i < pair.steps(); ++i) {
+            const int slot = pair.slot_of(i);
+            ask_state(p.added, slot * WIDTH, true);
+            const u32 to = begin(4 * PANEL), own = half * 2 * PANEL;
+            copy_to_all(to + own, p.matrices + slot * (int64_t)(4 * PANEL) + own, 2 * PANEL, to + S::FULL, ALL);
+            stage.next();
+        }
+    };
+    each_part<S::WORK>(p, [&](const Pair& pair) {
+        const bool values = at.chain && !pair.matrix;
+        const u32 bytes = 2 * PANEL + GATES + PANEL * (at.chain + values + 2 * at.outputs);
+        const uint8_t* record =
+            p.records + ((int64_t)(pair.first / CHUNK + pair.sequence) * p.heads + pair.head) * RECORD;
+        if (S::WORK == PIECES && pair.piece) ask_steps(pair);
+        else ask_state(p.states, pair.row(p.heads), at.chain && !pair.piece);
         for (int done = 0; done < pair.tokens; done += CHUNK, stage.next(), record += (int64_t)p.heads * RECORD) {
             const int token = pair.first + done, column = pair.head * WIDTH;
             const u32 to = begin(bytes), bar = to + S::FULL;
             copy_box_to_all(to + panel * PANEL + row * 128, &p.k, column + panel * 64, token + row, bar, ALL);
             copy(to + S::GATES_AT, record + SUMS, GATES, bar);
-            if (at.chain) {
-                copy_to_all(to + S::SOLVED + half * SLICE, record + half * SLICE, SLICE, bar, 3);
-                copy_box(to + S::VALUES, &p.v, column + half * PART, token, bar);
-            }
+            if (at.chain) copy_to_all(to + S::SOLVED + half * SLICE, record + half * SLICE, SLICE, bar, 3);
+            if (values) copy_box(to + S::VALUES, &p.v, column + half * PART, token, bar);
             if (at.outputs)
                 copy_box_to_all(to + S::QUERIES + half * PANEL, &p.q, column + half * 64, token, bar, OF_OUTPUTS);
         }
@@ -788,33 +871,41 @@ template <class S> __device__ __forceinline__ void produce(const Problem& p, con
 // before. The chain has no time for this, since its next fence may wait for what it tells others.
 template <class S> __device__ __forceinline__ void release(const Problem& p, const Places& at) {
     Stages<S> stage(at);
-    int row = -1;
+    int row = -1, matrix = -1;
     auto tell = [&] {
         for (u32 block = 0; block < S::CLUSTER; ++block) bar_arrive_there(in_block(stage.place + S::EMPTY, block));
         stage.next();
     };
     auto swapped = [&] {
         stage.wait(S::USED);
-        if (at.chain && row >= 0) {
-            store_box(&p.after, at.half() * PART, row, stage.place);
-            store_box(&p.after, at.half() * PART + PART / 2, row, stage.place + 2 * PANEL);
+        if (S::WORK == CARRY && matrix >= 0) {
+            store_bytes(p.matrices + (2 * matrix + at.half()) * (int64_t)(2 * PANEL), stage.place, 2 * PANEL);
+            wait_until_read();
+        } else if (at.chain && row >= 0) {
+            const CUtensorMap* map = S::WORK == CARRY ? &p.added : &p.after;
+            store_box(map, at.half() * PART, row, stage.place);
+            store_box(map, at.half() * PART + PART / 2, row, stage.place + 2 * PANEL);
             wait_until_read();
         }
         tell();
     };
-    each_pair(p, [&](const Pair& pair) {
+    each_part<S::WORK>(p, [&](const Pair& pair) {
         swapped();
-        row = pair.row(p.heads);
+        if (S::WORK == CARRY) matrix = pair.matrix ? pair.slot + pair.piece : -1;
+        if (S::WORK == CARRY) row = (pair.slot + pair.piece) * WIDTH;
+        else row = S::WORK == WHOLE || pair.piece == p.pieces() - 1 ? pair.row(p.heads) : -1;
+        for (int i = 0; S::WORK == PIECES && i < 2 * pair.steps(); ++i) stage.wait(S::USED), tell();
         for (int done = 0; done < pair.tokens; done += CHUNK) stage.wait(S::USED), tell();
     });
     swapped();
+    if (S::WORK == CARRY) wait_until_written();
 }
 
 // One thread sends S and c to the block that makes the outputs of the same columns. The last turns only wait until it
 // has used them.
 template <class S> __device__ __forceinline__ void send(const Problem& p, const Places& at) {
     Slots<S> slot(at);
-    each_pair(p, [&](const Pair& pair) {
+    each_part<S::WORK>(p, [&](const Pair& pair) {
         for (int done = 0; done < pair.tokens; done += CHUNK, slot.next()) {
             slot.wait(S::READY);
             copy_there(in_block(slot.place, at.rank + 2), slot.place, S::STATES,
@@ -824,9 +915,9 @@ template <class S> __device__ __forceinline__ void send(const Problem& p, const 
     for (int i = 0; i < S::SLOTS; ++i) slot.wait(S::PASSED, 1), slot.next();
 }
 
-// S^T of the thread from a stage, and what it had into its place. Eight columns and four channels of a warp meet all
-// banks in the swizzle.
-__device__ __forceinline__ void swap(float (&state)[2][32], u32 stage) {
+// S^T of the thread from a stage (TAKE), and what it had into its place (PUT). Eight columns and four channels of a
+// warp meet all banks in the swizzle.
+template <bool TAKE, bool PUT> __device__ __forceinline__ void swap(float (&state)[2][32], u32 stage) {
     const int lane = threadIdx.x % 32, column = threadIdx.x / 32 * 16 + lane / 4, channel = lane % 4 * 2;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -835,10 +926,25 @@ __device__ __forceinline__ void swap(float (&state)[2][32], u32 stage) {
         #pragma unroll
         for (int eight = 0; eight < 16; ++eight) {
             float& own = state[eight / 8][eight % 8 * 4 + i];
-            const float next = load_float(at + eight * 8 * 128);
-            store_float(at + eight * 8 * 128, own);
+            const float next = TAKE ? load_float(at + eight * 8 * 128) : own;
+            if (PUT) store_float(at + eight * 8 * 128, own);
             own = next;
         }
+    }
+}
+// The thread's part of the identity.
+__device__ __forceinline__ void set_one(float (&state)[2][32], int half) {
+    const int lane = threadIdx.x % 32, column = half * PART + threadIdx.x / 32 * 16 + lane / 4, channel = lane % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < 64; ++i) state[i / 32][i % 32] = i / 4 * 8 + channel + i % 2 == column + i % 4 / 2 * 8;
+}
+// What bf16 does not hold of the sums.
+__device__ __forceinline__ void rest_of(u32 (&rest)[4][4], const u32 (&a)[4][4], const float (&d)[32]) {
+    #pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+        const u32 pair = a[i / 8][i % 8 / 2];
+        const float first = __uint_as_float(pair << 16), second = __uint_as_float(pair & 0xffff0000u);
+        rest[i / 8][i % 8 / 2] = packed(d[i] - first, d[i + 1] - second);
     }
 }
 // For the thread's 16 tokens.
@@ -889,6 +995,8 @@ __device__ __forceinline__ void cut_keys(u32 keys, int inside) {
     async_sees(), barrier_of<GROUP>(1);
 }
 
+constexpr u32 NONE = ~0u;  // no stage
+
 // The last chunk stands behind the loop: where the loop is left no product may be under way, or ptxas serializes all.
 // Where all of an operand would delay a product, half of it is made, then the other under products with the first.
 // `stay` waits for the stage; when that is over it keeps what is unpacked under products where it is.
@@ -898,7 +1006,7 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
     u32 before[2][4][4], operand[4][4];   // S^T as an A; u^T, then c^T with its factors
     Stages<S> stage(at);
     Slots<S> slot(at);
-    u32 last = 0;  // the stage before
+    u32 last = NONE;  // the stage before
     auto change_of = [&](auto is_first, int inside) {
         float sums[32], values[32];
         float2 starts[8];
@@ -913,15 +1021,17 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
             products_end();
         };
         half_of_sums(Number<0>()), half_of_sums(Number<1>());
-        if (!is_first) arrive_of_warp(last + S::USED);
+        if (!is_first || (S::WORK != WHOLE && last != NONE)) arrive_of_warp(last + S::USED);
         const u32 gates = stage.place + S::GATES_AT;
         load_values(values, stage.place + S::VALUES), load_factors(starts, gates + GATE);
         const float decay = load_float(gates + 2 * GATE - 4);
         #pragma unroll
         for (int i = 0; i < 64; ++i) state[i / 32][i % 32] *= decay;
         if (inside < CHUNK) cut_keys(stage.place, inside);
-        slot.wait(S::PASSED, 1);
-        store_lines(slot.place, before[0]), store_lines(slot.place, before[1], 4);
+        if (S::OUTPUTS) {
+            slot.wait(S::PASSED, 1);
+            store_lines(slot.place, before[0]), store_lines(slot.place, before[1], 4);
+        }
         hold(values), stay(), products_but<0>(), hold(sums);
         subtract_from<0>(operand, sums, values, starts, inside);
         products_begin();
@@ -944,21 +1054,87 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
         scale<1>(operand, change, ends);
         products_begin(), add(0, 2), add(0, 3), products_end();
         products_begin(), hold(state[1]), add(1, 0), add(1, 1), add(1, 2), add(1, 3), products_end();
-        u32 plain[4][4];
-        as_operand(plain, change);
-        store_lines(slot.place + 2 * PANEL, plain);
-        async_sees(), arrive_of_warp(slot.place + S::READY);
+        if (S::OUTPUTS) {
+            u32 plain[4][4];
+            as_operand(plain, change);
+            store_lines(slot.place + 2 * PANEL, plain);
+            async_sees(), arrive_of_warp(slot.place + S::READY);
+            slot.next();
+        }
         last = stage.place;
-        stage.next(), slot.next();
-    };
-    auto swap_states = [&] {
-        stage.wait(S::FULL);
-        swap(state, stage.place);
-        async_sees(), arrive_of_warp(stage.place + S::USED);
         stage.next();
     };
-    each_pair(p, [&](const Pair& pair) {
-        swap_states();
+    auto used = [&] { async_sees(), arrive_of_warp(stage.place + S::USED), stage.next(); };
+    auto swap_states = [&] { stage.wait(S::FULL), swap<true, true>(state, stage.place), used(); };
+    auto put_found = [&](bool matrix) {
+        stage.wait(S::FULL);
+        if (matrix) {
+            as_operand(before[0], state[0]), as_operand(before[1], state[1]);
+            store_lines(stage.place, before[0]), store_lines(stage.place, before[1], 4);
+        } else swap<false, true>(state, stage.place);
+        used();
+    };
+    // Of a stretch but the first, in carry. For M there is no v: its place is zeros in all stages, where nothing comes.
+    auto set_state = [&](bool matrix) {
+        stage.wait(S::FULL);
+        if (matrix) {
+            set_one(state, at.half());
+            #pragma unroll 1
+            for (int i = 0; i < S::STAGES; ++i)
+                #pragma unroll
+                for (int j = 0; j < PANEL; j += GROUP * 16)
+                    store_zeros(at.base + i * S::STAGE + S::VALUES + j + threadIdx.x * 16);
+            barrier_of<GROUP>(1);
+        }
+        used();
+    };
+    // The state before, by carry or given. Its stage is freed behind the products that take what was loaded.
+    auto take_state = [&] {
+        stage.wait(S::FULL);
+        swap<true, false>(state, stage.place);
+        last = stage.place, stage.next();
+    };
+    // S = M S + A. S is two operands, of which the second is what the first does not hold.
+    auto step = [&] {
+        u32 rest[2][4][4];
+        #pragma unroll
+        for (int half = 0; half < 2; ++half)
+            as_operand(before[half], state[half]), rest_of(rest[half], before[half], state[half]);
+        const u32 added = stage.place;
+        stage.wait(S::FULL);
+        swap<true, false>(state, added);
+        stage.next(), stage.wait(S::FULL);
+        products_begin(), hold(state[0]), hold(state[1]);
+        #pragma unroll
+        for (int i = 0; i < 16; ++i) {
+            const int to = i / 8, from = i / 4 % 2;
+            const uint64_t matrix = of_rows(stage.place + (2 * from + to) * PANEL, i % 4);
+            multiply<true>(state[to], before[from][i % 4], matrix);
+            multiply<true>(state[to], rest[from][i % 4], matrix);
+        }
+        products_end();
+        if (last != NONE) arrive_of_warp(last + S::USED);
+        arrive_of_warp(added + S::USED);
+        products_but<0>(), hold(state[0]), hold(state[1]);
+        arrive_of_warp(stage.place + S::USED);
+        last = NONE, stage.next();
+    };
+    bool matrix = false;
+    auto begin = [&](const Pair& pair) {
+        if (S::WORK == WHOLE) return swap_states();
+        last = NONE;
+        if (S::WORK == PIECES || !pair.piece) take_state();
+        else if (pair.piece % 2) put_found(pair.matrix);
+        else set_state(pair.matrix);
+        matrix = pair.matrix;
+        #pragma unroll 1
+        for (int i = 0; S::WORK == PIECES && i < pair.steps(); ++i) step();
+        if (pair.tokens || last == NONE) return;
+        swap<false, true>(state, last);  // takes what was loaded
+        async_sees(), arrive_of_warp(last + S::USED);
+    };
+    each_part<S::WORK>(p, [&](const Pair& pair) {
+        begin(pair);
         if (pair.tokens) {
             int left = pair.tokens;
             change_of(Number<1>(), left);
@@ -972,7 +1148,8 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
             arrive_of_warp(last + S::USED);
         }
     });
-    swap_states();
+    if (S::WORK == WHOLE) swap_states();
+    else put_found(matrix);
 }
 
 // Sums of gates at the thread's rows, row and row + 8.
@@ -1055,8 +1232,8 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
     auto skip_state = [&] { stage.wait(S::FULL), arrive_of_warp(stage.place + S::USED), stage.next(); };
     __nv_bfloat16* out = p.out;
     int inside = 0;  // tokens of the chunk before, whose outputs are not stored yet
-    each_pair(p, [&](const Pair& pair) {
-        skip_state();
+    each_part<S::WORK>(p, [&](const Pair& pair) {
+        for (int i = S::WORK == PIECES ? 2 * pair.steps() : 0; i >= 0; --i) skip_state();
         for (int done = 0; done < pair.tokens; done += CHUNK) {
             multiply_pairs();
             store(at.base + S::STAGING, rows, out, line, inside);
@@ -1071,7 +1248,7 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
 
 template <class S> __device__ __forceinline__ Places set_up(u32 base) {
     const u32 rank = rank_in_cluster();
-    const bool chain = !S::APART || rank < 2, outputs = !S::APART || rank >= 2;
+    const bool chain = !S::APART || rank < 2, outputs = S::OUTPUTS && (!S::APART || rank >= 2);
     if (threadIdx.x == 0) {
         for (int i = 0; i < S::STAGES; ++i) {
             const u32 stage = base + i * S::STAGE;
@@ -1092,18 +1269,21 @@ template <class S> __device__ __forceinline__ Places set_up(u32 base) {
 template <class S> __global__ void __launch_bounds__(THREADS, 1) walk_kernel(const __grid_constant__ Problem p) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const Places at = set_up<S>(shared_address(memory));
-    if (DEPENDENT) wait_for_fold();
+    if (DEPENDENT) wait_for_before();
+    if (DEPENDENT && S::WORK == CARRY) let_walk_start();
     if (threadIdx.x < GROUP) {
         take_registers<OF_CHAIN>();
         if (at.chain) chain<S>(p, at);
     } else if (threadIdx.x < 2 * GROUP) {
         take_registers<OF_OUTPUTS>();
-        if (at.outputs) outputs<S>(p, at);
+        if constexpr (S::OUTPUTS)
+            if (at.outputs) outputs<S>(p, at);
     } else {
         leave_registers<OF_THIRD>();
         if (threadIdx.x == 2 * GROUP) produce<S>(p, at);
         if (threadIdx.x == 2 * GROUP + 32) release<S>(p, at);
-        if (S::APART && at.chain && threadIdx.x == 2 * GROUP + 64) send<S>(p, at);
+        if constexpr (S::APART)
+            if (at.chain && threadIdx.x == 2 * GROUP + 64) send<S>(p, at);
     }
 }
 
@@ -1157,21 +1337,24 @@ int describe(CUtensorMap& map, long long data, bool is_float, long long height, 
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
-// Given are the addresses of q, k, v, the states before, and after.
-template <class S> int launch(Problem p, const long long (&a)[5], int tokens, cudaStream_t stream) {
+// Given are the addresses of q, k, v, the states before, and after, and of what carry finds, A and then M.
+template <class S> int describe_all(Problem& p, const long long (&a)[6], int tokens) {
     const int channels = p.heads * WIDTH;
     const long long rows = (long long)p.pairs * WIDTH;
-    int sms;
-    MUST(prepare<walk_kernel<S>>(S::SHARED_BYTES, sms));
     MUST(describe(p.q, a[0], false, tokens, channels, 64, CHUNK));
     MUST(describe(p.k, a[1], false, tokens, channels, 64, S::BOX_ROWS));
     MUST(describe(p.v, a[2], false, tokens, channels, PART, CHUNK));
     MUST(describe(p.states, a[3], true, rows, WIDTH, PART / 2, WIDTH));
     MUST(describe(p.after, a[4], true, rows, WIDTH, PART / 2, WIDTH));
-    const int places = sms / S::CLUSTER;
-    p.clusters = p.pairs < places ? p.pairs : places;
+    if (S::WORK == WHOLE) return 0;
+    return describe(p.added, a[5], true, rows * (p.pieces() - 1), WIDTH, PART / 2, WIDTH);
+}
+
+template <class S> int start(const Problem& p, int clusters, cudaStream_t stream) {
+    int sms;
+    MUST(prepare<walk_kernel<S>>(S::SHARED_BYTES, sms));
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(S::CLUSTER, p.clusters), config.blockDim = dim3(THREADS);
+    config.gridDim = dim3(S::CLUSTER, clusters), config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -1182,11 +1365,31 @@ template <class S> int launch(Problem p, const long long (&a)[5], int tokens, cu
     return cudaLaunchKernelEx(&config, walk_kernel<S>, p);
 }
 
+template <class S> int launch(Problem p, const long long (&a)[6], int tokens, cudaStream_t stream) {
+    int sms;
+    MUST(prepare<walk_kernel<S>>(S::SHARED_BYTES, sms));
+    MUST(describe_all<S>(p, a, tokens));
+    const int places = sms / S::CLUSTER;
+    p.clusters = p.pairs < places ? p.pairs : places;
+    return start<S>(p, p.clusters, stream);
+}
+
+int launch_pieces(Problem p, const long long (&a)[6], int tokens, cudaStream_t stream) {
+    using Carry = Shape<CARRIED, CARRY>;
+    using Pieces = Shape<PIECEWISE, PIECES>;
+    static_assert(Carry::CLUSTER == Pieces::CLUSTER, "both take the same boxes");
+    MUST(describe_all<Pieces>(p, a, tokens));
+    p.matrices = (uint8_t*)a[5] + (long long)p.pairs * (p.pieces() - 1) * STATE_BYTES;
+    MUST(start<Carry>(p, p.pairs * (p.pieces() - 1), stream));
+    return start<Pieces>(p, p.pairs * p.pieces(), stream);
+}
+
 }  // namespace walk
 
 // Given are the addresses of q, k, v, g, beta, states, cu_seqlens, records, order, out and after; tokens, heads,
-// sequences, whether beta is fp32, whether cu_seqlens is int64; the stream.
-int both(const long long (&a)[17]) {
+// sequences, whether beta is fp32, whether cu_seqlens is int64; the stream; the stretches of a sequence, or 0, and the
+// address for what carry finds.
+int all(const long long (&a)[19]) {
     const int tokens = a[11], heads = a[12], sequences = a[13], pairs = sequences * heads;
     const cudaStream_t stream = (cudaStream_t)a[16];
     if (!pairs) return 0;
@@ -1197,15 +1400,16 @@ int both(const long long (&a)[17]) {
                        (int4*)a[8], heads, sequences, int(a[14]), int(a[15])}, tokens / CHUNK + sequences, stream));
     walk::Problem p = {};
     p.records = (const uint8_t*)a[7], p.order = (const int4*)a[8], p.out = (__nv_bfloat16*)a[9];
-    p.heads = heads, p.pairs = pairs;
-    auto* launch = pairs > FEW_PAIRS ? walk::launch<walk::Shape<MANY>> : walk::launch<walk::Shape<FEW>>;
-    return launch(p, {a[0], a[1], a[2], a[5], a[10]}, tokens, stream);
+    p.heads = heads, p.pairs = pairs, p.stretches = a[17];
+    auto* launch = p.stretches ? walk::launch_pieces
+                   : pairs > FEW_PAIRS ? walk::launch<walk::Shape<MANY>> : walk::launch<walk::Shape<FEW>>;
+    return launch(p, {a[0], a[1], a[2], a[5], a[10], a[18]}, tokens, stream);
 }
 
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
-    long long a[17];
-    for (int i = 0; i < 17; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    return PyLong_FromLong(both(a));
+    long long a[19];
+    for (int i = 0; i < 19; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    return PyLong_FromLong(all(a));
 }
 static PyMethodDef methods[] = {{"run", (PyCFunction)(void*)run, METH_FASTCALL, ""}, {nullptr, nullptr, 0, nullptr}};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "gated_delta_rule", "", -1, methods};
@@ -1243,6 +1447,14 @@ def built():
     return _run
 
 
+def stretches_of(tokens, sequences, heads):
+    """Into how many stretches a sequence is cut, each of two pieces; 0: walk takes whole sequences, without carry. All
+    clusters of a launch are on the GPU at once."""
+    pairs = sequences * heads
+    in_pieces = any(low <= pairs <= high and tokens >= least * CHUNK * sequences for low, high, least in PIECES)
+    return min(STRETCHES, CLUSTERS // (2 * pairs)) if in_pieces else 0
+
+
 def dense(x):
     """x, contiguous and at a multiple of 16 bytes."""
     x = x.contiguous()
@@ -1253,7 +1465,7 @@ def rule_of(q, k, v, g, beta, states, cu_seqlens, device):
     """(out, the states after); see reference.py for the shapes. ValueError before a launch where the kernels do not
     serve an input. The offsets' values are on the GPU, and not read here. They must go from 0 to the number of tokens
     and not descend: tokens outside leave rows of out unset, a sequence of fewer than 0 tokens makes walk wait for ever,
-    and offsets below 0 or beyond the tokens make both kernels read, and walk write, outside of the tensors."""
+    and offsets below 0 or beyond the tokens make the kernels read, and walk write, outside of the tensors."""
     shape, sequences = q.shape, len(states)
     tokens, heads, width = shape
     chunks = (tokens // CHUNK + sequences) * heads  # at least as many as there are
@@ -1277,13 +1489,17 @@ def rule_of(q, k, v, g, beta, states, cu_seqlens, device):
     beta = (beta if beta.dtype == torch.bfloat16 else beta.float()).contiguous()
     offsets = cu_seqlens.contiguous()
     out, after = torch.empty_like(v), torch.empty_like(states)
+    stretches = stretches_of(tokens, sequences, heads)
+    found = sequences * heads * (2 * stretches - 1) * FOUND if stretches else 0
     size = chunks * RECORD
-    records = torch.empty(size + 16 * sequences, dtype=torch.uint8, device=v.device)  # and the order of the sequences
+    # Records, what carry finds, and the order of the sequences.
+    records = torch.empty(size + found + 16 * sequences, dtype=torch.uint8, device=v.device)
     at = records.data_ptr()
     pointers = [x.data_ptr() for x in (q, k, v, g, beta, states, offsets)]
     flags = int(beta.dtype == torch.float32), int(offsets.dtype == torch.int64)
-    places = (at, at + size, out.data_ptr(), after.data_ptr())
-    error = (_run or built())(*pointers, *places, tokens, heads, sequences, *flags, stream_of(device))
+    places = (at, at + size + found, out.data_ptr(), after.data_ptr())
+    rest = (stream_of(device), stretches, at + size)
+    error = (_run or built())(*pointers, *places, tokens, heads, sequences, *flags, *rest)
     if error:
         raise RuntimeError(f"gated delta rule: CUDA error {error}")
     return out, after

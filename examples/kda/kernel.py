@@ -1,9 +1,11 @@
-"""Kimi delta attention in two kernels of CUDA C++ for sm_90a. For the state S before a chunk of 64 tokens of a head:
+"""Kimi delta attention in CUDA C++ for sm_90a: two kernels, fold and walk, or three where few pairs of batch and head
+have many chunks, with transfer between them. For the state S before a chunk of 64 tokens of a head:
 
     c = new - pushed S ;  o = asked S + weighted c ;  S = diag(decay) S + ended^T c
 
 fold computes these matrices, all chunks side by side, and writes a record of 74,240 bytes a chunk and head, laid out as
-walk wants it in shared memory. walk goes over the chunks of a head, and is launched while fold ends.
+walk wants it in shared memory. walk goes over the chunks of a head. Each kernel is launched while the one before it
+ends.
 
 fold: a block of four warps takes a chunk of a head. A warp gates 16 tokens, a lane four of their channels.
 * m is the sum of the gates at the middle of each block of 16 tokens; keys and queries are scaled from and to m of their
@@ -29,6 +31,15 @@ walk: a cluster takes a pair of batch and head, a block 64 columns of V.
 * Each block fetches a slice of a record for all blocks of its cluster that need it (multicast).
 * new and decay of the next chunk are loaded into registers while products run, so no load stands in the chain.
 * A block ends when all that is sent to it has come, so no barrier of the cluster, with its fence, stands at the end.
+
+transfer: with at most SPLIT_PAIRS pairs, where a head has at least SPLIT_CHUNKS chunks, these are cut into segments,
+and clusters of walk take the segments side by side. What a segment does to the state is an affine map: S behind it =
+transfer S before it + end.
+* The kernel finds both matrices of all segments but the last one at once, by the chain of walk without outputs. One
+  warpgroup starts from S = 0 and finds end; another one starts from the identity, has no `new`, and finds transfer, 64
+  columns of it a block. Both take the same stages.
+* walk's chain makes the state that its segment starts with from transfer and end of the segments before, a product a
+  segment, and then goes over its own chunks. Where a transfer is 0 in bf16, what came before it is left out.
 """
 
 import torch
@@ -46,6 +57,7 @@ CHUNK = 64
 WIDTH = 128
 GRID = 65535  # blocks in y or in z
 RECORD = 37120  # bf16 that fill the record of a chunk and head, 74,240 bytes
+EFFECT = 49216  # likewise the effect of a segment, its transfer and end, 98,432 bytes
 FOLD_BLOCKS = 4  # of an SM: the compiler leaves registers for so many
 # Blocks that take the same columns (turns), stages of the chain's ring and of the outputs', slots for S and c on their
 # way to the outputs. With more turns a slot and a stage of the outputs have more time: one of each does, and the
@@ -55,10 +67,24 @@ SOME = (2, 4, 1, 1)  # with at most SOME_PAIRS pairs
 FEW = (4, 4, 1, 1)  # with at most FEW_PAIRS pairs
 SOME_PAIRS = 24
 FEW_PAIRS = 8
-# walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
-# stored (1), or when all have started (2). It reads nothing before fold has ended.
+# With at most SPLIT_PAIRS pairs and at least SPLIT_CHUNKS chunks a head is cut into segments. Events around cold calls,
+# H200, 2026-11-29: with 2 to 16 pairs, heads of 24 chunks were 2 to 10 % faster so, of 64 chunks 10 to 40 %; of 20
+# chunks they were level, of 16 chunks 4 to 8 % slower. With 24 pairs, two segments each, heads of 24 chunks or more
+# were 9 to 14 % slower, with 32 pairs 4 to 7 %.
+SPLIT_PAIRS = 16
+SPLIT_CHUNKS = 24
+SPLIT_SEGMENTS = 8  # of a head at most; 4 took 60.4 us with 8 pairs of 64 chunks, 8 took 49.5
+SPLIT_LEAST = 4  # chunks of a segment at least; 3 was level, 8 up to 18 % slower with 24 chunks
+SPLIT_PLACES = 64  # segments of all heads at most: so many clusters of two blocks are on a card at once
+SPLIT = (1, 3, 2, 2)  # the shape of walk with segments
+TRANSFER_STAGES = 4  # of transfer's ring
+# The kernel behind fold may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all
+# blocks of fold have stored (1), or when all have started (2). It reads nothing before fold has ended. Where it is 0,
+# walk waits for the end of transfer, too. With DEPENDENT and EARLY 0 calls took 1.3 to 3.3 us more (H200, 2026-11-29).
 DEPENDENT = 1
-CHOSEN = "FOLD_BLOCKS MANY SOME FEW SOME_PAIRS FEW_PAIRS DEPENDENT".split()
+# Likewise walk behind transfer: when all of its blocks have stored (0), or started (1).
+EARLY = 1
+CHOSEN = "FOLD_BLOCKS MANY SOME FEW SPLIT TRANSFER_STAGES SOME_PAIRS FEW_PAIRS DEPENDENT EARLY".split()
 
 
 
@@ -118,8 +144,8 @@ __device__ __forceinline__ u32 packed(float low, float high) {  // to a pair of 
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-__device__ __forceinline__ void let_walk_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void wait_for_fold() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_last() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 // Of fold
 
@@ -244,6 +270,11 @@ __device__ __forceinline__ void copy_to_all(u32 to, const uint8_t* from, u32 byt
 __device__ __forceinline__ void load_words(u32 (&a)[4], u32 at) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(at) : "memory");
+}
+// 16 bytes of what the kernel before has written, past the L1.
+__device__ __forceinline__ void load_four(float* d, const uint8_t* from) {
+    asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3]) : "l"(from) : "memory");
 }
 // 16 bytes to global memory, if they are inside.
 __device__ __forceinline__ void store_words(void* to, const u32 (&r)[4], bool inside) {
@@ -693,7 +724,7 @@ __device__ __forceinline__ void solve(uint8_t* tile, const uint8_t* memory, uint
 
 __global__ void __launch_bounds__(THREADS, FOLD_BLOCKS) fold_kernel(const Problem p) {
     extern __shared__ __align__(128) uint8_t memory[];
-    if (DEPENDENT == 2) let_walk_start();
+    if (DEPENDENT == 2) let_next_start();
     {
         const int warp = warp_of_block();
         const Place place(p);
@@ -735,7 +766,7 @@ __global__ void __launch_bounds__(THREADS, FOLD_BLOCKS) fold_kernel(const Proble
     } else {
         solve<false>(memory + VALUES, memory, place.record(p) + NEW, warp - 2);
     }
-    if (DEPENDENT == 1) let_walk_start();
+    if (DEPENDENT == 1) let_next_start();
 }
 
 }  // namespace fold
@@ -747,6 +778,7 @@ namespace walk {
 // A warpgroup for the chain, one for the outputs, and one of which some threads fetch and tell. The compiler has 168
 // registers a thread for three; the third leaves most of its own to the others.
 constexpr int GROUP = 128, THREADS = 3 * GROUP, OF_CHAIN = 240, OF_OUTPUTS = 200, OF_THIRD = 56;
+constexpr int OF_TRANSFER = 232, OF_TRANSFER_THIRD = 40;  // of transfer: two chains
 constexpr int PART = 64;  // columns of V of a block: the rows of its products
 
 // Bytes. A stage of the chain: what it takes of a record, as it lies there; the block's part of new. A stage of the
@@ -758,12 +790,69 @@ template <int TURNS_, int STAGES_, int OUTPUT_STAGES_, int SLOTS_> struct Shape 
     static constexpr u32 NEW_AT = CHAIN_BYTES + 512, NEW_BYTES = PANEL, STAGE = NEW_AT + NEW_BYTES, SLOT = 3 * PANEL;
     static constexpr u32 OUTPUTS_AT = STAGES * STAGE, SLOTS_AT = OUTPUTS_AT + OUTPUT_STAGES * OUTPUT_BYTES;
     static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + PANEL, BARRIERS = CHAIN_BYTES;
+    static constexpr bool IS_SPLIT = false, IS_TRANSFER = false;
+    static constexpr int CHAINS = 1;  // warpgroups that go over chunks
     static_assert(CLUSTER <= 8 && NEW_AT % 1024 == 0 && 2 * PANEL % (16 * CLUSTER) == 0, "slices of a record");
     static_assert((STAGES + OUTPUT_STAGES + SLOTS) * BARS <= 512 && SHARED_BYTES <= 232448, "a block must fit");
     static_assert(STAGES > 2, "the chain holds a stage while it waits for a next one");
 };
 
-struct Problem { const uint8_t* records; __nv_bfloat16* out; int tokens, heads, chunks; };
+// The shapes of walk with segments, and of transfer, whose blocks have two chains and no outputs; transfer goes out
+// through the two panels at STAGING.
+struct Split : Shape<SPLIT> { static constexpr bool IS_SPLIT = true; };
+struct Transfer : Shape<1, TRANSFER_STAGES, 0, 0> {
+    static constexpr bool IS_SPLIT = true, IS_TRANSFER = true;
+    static constexpr int CHAINS = 2;
+    static constexpr u32 SHARED_BYTES = STAGING + 2 * PANEL;
+    static_assert(SHARED_BYTES <= 232448, "a block must fit");
+};
+
+// The effect of a segment: the transposed transfer, bf16 in panels, its upper 64 rows first; for each 64 columns of V
+// the transposed end, fp32 as the sums of wgmma lie, 16 bytes a thread. Then flags, a word for each of eight warps
+// whether its part of transfer is not 0 all over, and for each of eight whether its part of end is not finite.
+constexpr u32 END_AT = 4 * PANEL, END_BYTES = PART * WIDTH * 4, FLAGS_AT = END_AT + 2 * END_BYTES;
+constexpr u32 EFFECT = FLAGS_AT + 128;
+
+// A segment has `length` chunks, the last one perhaps fewer; a head that is not cut is one segment.
+struct Problem {
+    const uint8_t* records;
+    __nv_bfloat16* out;
+    int tokens, heads, chunks, length, segments;
+    uint8_t* effects;
+    __device__ __forceinline__ uint8_t* effect(int segment) const {
+        return effects + ((int64_t)blockIdx.y * (segments - 1) + segment) * EFFECT;
+    }
+};
+// The first chunk of the block's segment; how many it has.
+template <class S> __device__ __forceinline__ int first_of(const Problem& p) {
+    return S::IS_SPLIT ? (int)blockIdx.z * p.length : 0;
+}
+template <class S> __device__ __forceinline__ int count_of(const Problem& p) {
+    return S::IS_SPLIT ? min(p.length, p.chunks - first_of<S>(p)) : p.chunks;
+}
+// The segment whose end is the first that this one starts from: the last one before it whose transfer is 0, as it is
+// where gates let nothing pass, or else segment 0; segment 0 too where an end is not finite, since 0 times it is not 0.
+template <class S> __device__ __forceinline__ int source_of(const Problem& p) {
+    if (!S::IS_SPLIT || S::IS_TRANSFER) return 0;
+    const int lane = threadIdx.x % 32;
+    u32 flags[2] = {1, 0};
+    if (lane < (int)blockIdx.z) {
+        flags[0] = 0;
+        #pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float four[4];
+            load_four(four, p.effect(lane) + FLAGS_AT + i * 16);
+            #pragma unroll
+            for (int j = 0; j < 4; ++j) flags[i / 2] |= __float_as_uint(four[j]);
+        }
+    }
+    const u32 zeros = __ballot_sync(~0u, flags[0] == 0), bad = __ballot_sync(~0u, flags[1] != 0);
+    return zeros && !bad ? 31 - __clz(zeros) : 0;
+}
+// How many transfers, which come through the ring, that end is multiplied by on the way.
+template <class S> __device__ __forceinline__ int transfers_of(int source) {
+    return S::IS_SPLIT && !S::IS_TRANSFER && blockIdx.z ? (int)blockIdx.z - 1 - source : 0;
+}
 
 template <int N> struct Number { __device__ constexpr operator int() const { return N; } };
 
@@ -856,16 +945,27 @@ template <int STEPS> __device__ __forceinline__ void load_lines(u32 (&a)[STEPS][
 // One thread asks for this block's slices of what the chain takes, for all blocks that take it; first for what is
 // needed first. The last turns only wait until all blocks have used what this one sent. All blocks send something to
 // all in each turn: so none tells another that it has used a stage while one has still to tell this of the turn before.
-template <class S> __device__ __forceinline__ void produce(const Problem& p, const Places& at) {
+// Transfers come first, in the place of pushed and ended.
+template <class S> __device__ __forceinline__ void produce(const Problem& p, const Places& at, int source) {
     constexpr u32 ALL = (1 << S::CLUSTER) - 1, BYTES = 2 * PANEL, SLICE = BYTES / S::CLUSTER;
     constexpr u32 NEWS = S::NEW_BYTES / S::TURNS, DECAYS = WIDTH * 4;
-    const uint8_t* record = p.records + (int64_t)blockIdx.y * p.chunks * RECORD;
+    const uint8_t* record = p.records + ((int64_t)blockIdx.y * p.chunks + first_of<S>(p)) * RECORD;
     const u32 slice = at.rank * SLICE, of_new = at.turn() * NEWS;
+    auto count = [&] { return count_of<S>(p); };
     Stages<S> stage(at.base);
-    for (int n = 0; n < p.chunks + S::STAGES; ++n, record += RECORD, stage.next()) {
+    for (int n = 0; n < transfers_of<S>(source); ++n, stage.next()) {
+        const uint8_t* transfer = p.effect(source + 1 + n);
+        stage.wait(EMPTY, 1);
+        bar_arrive(stage.bar + HAS_NEW);
+        bar_expect(stage.bar + HAS_PUSHED, BYTES);
+        copy_to_all(stage.place + slice, transfer + slice, SLICE, stage.bar + HAS_PUSHED, ALL);
+        bar_expect(stage.bar + HAS_ENDED, BYTES);
+        copy_to_all(stage.place + BYTES + slice, transfer + BYTES + slice, SLICE, stage.bar + HAS_ENDED, ALL);
+    }
+    for (int n = 0; n < count() + S::STAGES; ++n, record += RECORD, stage.next()) {
         const u32 bar = stage.bar;
         stage.wait(EMPTY, 1);
-        if (n >= p.chunks) continue;
+        if (n >= count()) continue;
         bar_expect(bar + HAS_NEW, S::NEW_BYTES + DECAYS);
         const uint8_t* from = record + NEW + at.half() * S::NEW_BYTES + of_new;
         if (S::TURNS == 1) copy(stage.place + S::NEW_AT, from, NEWS, bar + HAS_NEW);
@@ -881,11 +981,13 @@ template <class S> __device__ __forceinline__ void produce(const Problem& p, con
 template <class S> __device__ __forceinline__ void produce_for_outputs(const Problem& p, const Places& at) {
     constexpr u32 SLICE = OUTPUT_BYTES / 2;
     const u32 slice = at.half() * SLICE;
-    const uint8_t* record = p.records + ((int64_t)blockIdx.y * p.chunks + at.turn()) * RECORD + ASKED + slice;
+    const int64_t first = (int64_t)blockIdx.y * p.chunks + first_of<S>(p) + at.turn();
+    auto count = [&] { return count_of<S>(p); };
+    const uint8_t* record = p.records + first * RECORD + ASKED + slice;
     OutputStages<S> stage(at.base);
-    for (int n = at.turn(); n < p.chunks + S::TURNS * S::OUTPUT_STAGES; n += S::TURNS) {
+    for (int n = at.turn(); n < count() + S::TURNS * S::OUTPUT_STAGES; n += S::TURNS) {
         stage.wait(EMPTY, 1);
-        if (n < p.chunks) {
+        if (n < count()) {
             bar_expect(stage.bar + FULL, OUTPUT_BYTES);
             copy_to_all(stage.place + slice, record, SLICE, stage.bar + FULL, 3 << 2 * at.turn());
         }
@@ -894,9 +996,9 @@ template <class S> __device__ __forceinline__ void produce_for_outputs(const Pro
 }
 // One thread tells the blocks that sent a stage when this block has used it. The chain has no time for this, since its
 // next fence may wait for what it tells others.
-template <class S> __device__ __forceinline__ void release(const Problem& p, const Places& at) {
+template <class S> __device__ __forceinline__ void release(const Problem& p, const Places& at, int source) {
     Stages<S> stage(at.base);
-    for (int n = 0; n < p.chunks; ++n, stage.next()) {
+    for (int n = 0; n < transfers_of<S>(source) + count_of<S>(p); ++n, stage.next()) {
         stage.wait(USED);
         #pragma unroll
         for (u32 block = 0; block < S::CLUSTER; ++block) bar_arrive_there(in_block(stage.bar + EMPTY, block));
@@ -925,40 +1027,132 @@ template <int HALF> __device__ __forceinline__ void scale(float (&state)[32], co
     for (int i = 0; i < 32; ++i) state[i] *= __uint_as_float(decay[4 * HALF + i / 8][i % 8 / 4 * 2 + i % 2]);
 }
 
+// S that a segment starts with: end of its source, then a step for each segment between them: S^T = S^T transfer^T +
+// end^T. What is asked of the L2 for the next step comes under the products of this one.
+template <class S> __device__ __forceinline__ void start_of(float (&state)[2][32], Stages<S>& stage, const Problem& p,
+                                                            const Places& at) {
+    if (blockIdx.z == 0) return;
+    if (DEPENDENT) wait_for_last();
+    float next[2][32];
+    const int source = source_of<S>(p), steps = transfers_of<S>(source);
+    const uint8_t* end = p.effect(source) + END_AT + at.half() * END_BYTES + threadIdx.x * 16;
+    auto load = [&](float (&to)[2][32]) {
+        #pragma unroll
+        for (int i = 0; i < 16; ++i) load_four(&to[i / 8][i % 8 * 4], end + i * GROUP * 16);
+        end += EFFECT;
+    };
+    auto step = [&](float (&from)[2][32], float (&to)[2][32], bool is_last) {
+        u32 before[2][4][4];
+        as_operand(before[0], from[0]), as_operand(before[1], from[1]);
+        if (!is_last) load(from);
+        stage.wait(HAS_NEW), stage.wait(HAS_PUSHED), stage.wait(HAS_ENDED);
+        products_begin(), hold(to[0]), hold(to[1]);
+        #pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const u32 panels = PUSHED + i / 4 * 2 * PANEL;
+            multiply<true>(to[0], before[i / 4][i % 4], of_rows(stage.low, panels, i % 4));
+            multiply<true>(to[1], before[i / 4][i % 4], of_rows(stage.low, panels + PANEL, i % 4));
+        }
+        products_end(), products_but<0>(), hold(to[0]), hold(to[1]);
+        arrive_of_warp(stage.bar + USED), stage.next();
+    };
+    load(state);
+    if (steps > 0) load(next);
+    int n = 0;
+    for (; n + 1 < steps; n += 2) step(state, next, false), step(next, state, n + 2 == steps);
+    if (n == steps) return;
+    step(state, next, true);
+    #pragma unroll
+    for (int i = 0; i < 64; ++i) state[i / 32][i % 32] = next[i / 32][i % 32];
+}
+
+// The thread's columns of 64 of the identity, as a chain's state.
+__device__ __forceinline__ void put_identity(float (&state)[2][32], int half) {
+    const int row = threadIdx.x % GROUP / 32 * 16 + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+    #pragma unroll
+    for (int i = 0; i < 64; ++i)
+        state[i / 32][i % 32] = i / 32 == half && i % 32 / 4 * 8 + column + i % 2 == row + i / 2 % 2 * 8;
+}
+// A warp's flag.
+__device__ __forceinline__ void store_flag(uint8_t* effect, int which, bool flag) {
+    const bool any = __any_sync(~0u, flag);
+    if (threadIdx.x % 32 == 0) *reinterpret_cast<u32*>(effect + FLAGS_AT + which * 4) = any;
+}
+// By the chain that finds end: its sums as they lie.
+__device__ __forceinline__ void store_end(uint8_t* effect, int half, const float (&state)[2][32]) {
+    uint8_t* to = effect + END_AT + half * END_BYTES;
+    bool is_bad = false;
+    #pragma unroll
+    for (int i = 0; i < 16; ++i) {
+        const float* d = &state[i / 8][i % 8 * 4];
+        u32 four[4];
+        #pragma unroll
+        for (int j = 0; j < 4; ++j) four[j] = __float_as_uint(d[j]), is_bad |= (four[j] & 0x7f800000) == 0x7f800000;
+        store_words(to + (i * GROUP + threadIdx.x % GROUP) * 16, four, true);
+    }
+    store_flag(effect, 8 + 4 * half + threadIdx.x % GROUP / 32, is_bad);
+}
+// By the chain that finds transfer: a warp has 16 rows of two panels.
+__device__ __forceinline__ void store_transfer(uint8_t* effect, int half, u32 staging, const float (&state)[2][32]) {
+    constexpr u32 ROWS = 16 * 128;
+    uint8_t* to = effect + half * 2 * PANEL;
+    u32 a[4][4], bits = 0;
+    #pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        as_operand(a, state[i]), store_lines(staging + i * PANEL, a);
+        #pragma unroll
+        for (int j = 0; j < 16; ++j) bits |= a[j / 4][j % 4] & 0x7fff7fff;
+    }
+    store_flag(effect, 4 * half + threadIdx.x % GROUP / 32, bits != 0);
+    async_sees();
+    __syncwarp();
+    const u32 first = threadIdx.x % GROUP / 32 * ROWS;
+    if (threadIdx.x % 32 == 0) {
+        store_bulk(to + first, staging + first, ROWS);
+        store_bulk(to + PANEL + first, staging + PANEL + first, ROWS);
+    }
+}
+
 // Begins with no product under way, and ends so: else, where the loop is left, ptxas serializes all. Where all of an
 // operand would delay a product, half of it is made, then the other under products with the first. What needs no result
 // of a product, loads of new and decay among it, stands where the tensor cores have work for it to run under; waits for
-// barriers keep ptxas from moving it out. S is 0 before the first chunk, whose c is `new`; nothing of the last chunk is
-// added to S. All of a stage must have come before it is released.
+// barriers keep ptxas from moving it out. Without segments S is 0 before the first chunk, whose c is `new`. What the
+// last chunk adds to S is needed by transfer alone. All of a stage must have come before it is released.
 template <class S> __device__ __forceinline__ void chain(const Problem& p, const Places& at) {
-    float state[2][32] = {}, change[32];       // S^T; new^T, then c^T
-    u32 before[2][4][4] = {}, operand[4][4];   // S^T and c^T as A
-    u32 words[4][4], decay[8][4];              // new and decay of the next chunk
-    Stages<S> stage(at.base), ahead(at.base);  // of this chunk, and of the next one
+    auto count = [&] { return count_of<S>(p); };
+    const bool has_new = !S::IS_TRANSFER || threadIdx.x < GROUP;
+    float state[2][32] = {}, change[32];           // S^T; new^T, then c^T
+    u32 before[2][4][4] = {}, operand[4][4];       // S^T and c^T as A
+    u32 words[4][4], decay[8][4];                  // new and decay of the next chunk
+    Stages<S> stage(at.base), ahead(at.base);      // of this chunk, and of the next one
     Slots<S> slot(at.base);
     // What this thread adds to places. Hidden: the compiler would make them again and again, in registers that it must
     // then wait for.
-    u32 lines[4], of_new = threadIdx.x / 32 * 2048 + threadIdx.x % 32 * 16, of_decay = threadIdx.x % 4 * 16;
+    const u32 thread = S::IS_TRANSFER ? threadIdx.x % GROUP : threadIdx.x;
+    u32 lines[4], of_new = thread / 32 * 2048 + threadIdx.x % 32 * 16, of_decay = threadIdx.x % 4 * 16;
     #pragma unroll
     for (int i = 0; i < 4; ++i) lines[i] = at.base + line_at(i), hide(lines[i]);
     hide(of_new), hide(of_decay);
     u32 last = 0;           // the barriers of the stage before
     int until = at.turn();  // the next chunk whose outputs this block makes
-    auto take_decay = [&] { load_decay(decay, ahead.place + DECAY + of_decay); };
-    auto take_new = [&](const Stages<S>& from) { load_new(words, from.place + S::NEW_AT + of_new); };
+    auto take_decay = [&](const Stages<S>& from) { load_decay(decay, from.place + DECAY + of_decay); };
+    auto take_new = [&](const Stages<S>& from) {
+        if (has_new) load_new(words, from.place + S::NEW_AT + of_new);
+    };
     auto store_half = [&](u32 to, const u32 (&a)[4][4]) {
         #pragma unroll
         for (int i = 0; i < 4; ++i) stmatrix(to - at.base + lines[i], a[i]);
     };
     auto keep_state = [&] {
-        if (S::TURNS > 1 && until) return;
+        if (S::IS_TRANSFER || (S::TURNS > 1 && until)) return;
         slot.wait(PASSED, 1);
         store_half(slot.place, before[0]), store_half(slot.place + PANEL, before[1]);
     };
     auto keep_change = [&] {
-        if (S::TURNS == 1 || until == 0) store_half(slot.place + 2 * PANEL, operand);
+        if (!S::IS_TRANSFER && (S::TURNS == 1 || until == 0)) store_half(slot.place + 2 * PANEL, operand);
     };
     auto tell = [&] {
+        if (S::IS_TRANSFER) return;
         if (S::TURNS == 1 || until == 0) {
             async_sees(), arrive_of_warp(slot.bar + READY);
             slot.next();
@@ -969,10 +1163,10 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
     auto first_change = [&] {
         stage.wait(HAS_NEW), take_new(stage), unpack(change, words), ahead.next();
         keep_state();
-        if (p.chunks > 1) ahead.wait(HAS_NEW), take_new(ahead);
+        if (count() > 1) ahead.wait(HAS_NEW), take_new(ahead);
         stage.wait(HAS_PUSHED), stage.wait(HAS_ENDED), hold(change);
     };
-    auto change_of = [&](bool is_last) {
+    auto change_of = [&](auto is_first, bool is_last) {
         auto half_of_change = [&](auto half) {
             products_but<1>();  // this half of S is there; the other half, or the first products of c, are under way
             hold(state[half]);
@@ -988,19 +1182,21 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
         unpack(change, words), hold(change);
         stage.wait(HAS_ENDED);
         half_of_change(Number<0>());
-        tell();
+        if (!is_first) tell();
         scale<0>(state[0], decay), hold(state[0]);
         half_of_change(Number<1>());
-        arrive_of_warp(last + USED);
+        if (!is_first) arrive_of_warp(last + USED);
         keep_state();
         if (!is_last) {
             ahead.wait(HAS_NEW);
             scale<1>(state[1], decay), hold(state[1]);
             take_new(ahead);
+        } else if (S::IS_TRANSFER) {
+            scale<1>(state[1], decay), hold(state[1]);
         }
         products_but<0>(), hold(change);
     };
-    auto add_change = [&] {
+    auto add_change = [&](auto is_last) {
         auto add = [&](int half, int step) {
             multiply<true>(state[half], operand[step], of_rows(stage.low, ENDED + half * PANEL, step));
         };
@@ -1008,15 +1204,39 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
         products_begin(), hold(state[0]), add(0, 0), add(0, 1);
         half_operand<1>(operand, change);
         products_begin(), add(0, 2), add(0, 3), products_end();
-        take_decay();
+        if (!is_last) take_decay(ahead);
         products_begin(), hold(state[1]), add(1, 0), add(1, 1), add(1, 2), add(1, 3), products_end();
         keep_change();
-        last = stage.bar, stage = ahead, ahead.next();
+        last = stage.bar;
+        if (!is_last) stage = ahead, ahead.next();
     };
-    first_change();
-    for (int n = 1; n < p.chunks; ++n) add_change(), change_of(n + 1 == p.chunks);
-    as_operand(operand, change);
-    keep_change(), tell();
+    auto first_change_of_segment = [&] {
+        if (S::IS_TRANSFER) {
+            #pragma unroll
+            for (int i = 0; i < 16; ++i) words[i / 4][i % 4] = 0;
+            if (!has_new) put_identity(state, at.half());
+        } else {
+            start_of<S>(state, stage, p, at);
+        }
+        ahead = stage;
+        stage.wait(HAS_NEW), take_new(stage), take_decay(stage), ahead.next();
+        hold(state[0]), hold(state[1]);
+        change_of(Number<1>(), count() == 1);
+    };
+    if constexpr (S::IS_SPLIT) first_change_of_segment();
+    else first_change();
+    for (int n = 1; n < count(); ++n) add_change(Number<0>()), change_of(Number<0>(), n + 1 == count());
+    if constexpr (S::IS_TRANSFER) {
+        add_change(Number<1>());
+        products_but<0>(), hold(state[0]), hold(state[1]);
+        uint8_t* effect = p.effect(blockIdx.z);
+        if (has_new) store_end(effect, at.half(), state);
+        else store_transfer(effect, at.half(), at.base + S::STAGING, state);
+        if (!EARLY) let_next_start();
+    } else {
+        as_operand(operand, change);
+        keep_change(), tell();
+    }
     arrive_of_warp(stage.bar + USED);
 }
 
@@ -1043,6 +1263,7 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
     const int64_t line = (int64_t)p.heads * WIDTH;
     const int batch = blockIdx.y / p.heads, head = blockIdx.y % p.heads;
     __nv_bfloat16* out = p.out + ((int64_t)batch * p.tokens * p.heads + head) * WIDTH + at.half() * PART;
+    auto count = [&] { return count_of<S>(p); };
     u32 asked[8][4], weighted[4][4], rows[4][4] = {};  // rows: outputs
     OutputStages<S> stage(at.base);
     Slots<S> slot(at.base);
@@ -1051,7 +1272,7 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
     auto store_before = [&] {
         store(at.base + S::STAGING, rows, out + before * CHUNK * line, line, p.tokens - before * CHUNK);
     };
-    for (int n = at.turn(); n < p.chunks; n += S::TURNS) {
+    for (int n = at.turn(); n < count(); n += S::TURNS) {
         float sums[32];
         stage.wait(FULL);
         load_lines(asked, stage.place), load_lines(weighted, stage.place + WEIGHTED - ASKED);
@@ -1068,7 +1289,7 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
         products_but<0>(), hold(sums);
         arrive_of_warp(slot.bar + PASSED);
         as_operand(rows, sums);
-        before = n, stage.next(), slot.next();
+        before = first_of<S>(p) + n, stage.next(), slot.next();
     }
     store_before();
 }
@@ -1080,7 +1301,7 @@ template <class S> __device__ __forceinline__ Places set_up(u32 base) {
         const Slots<S> slot(base);
         for (u32 bar = stage.bar; bar < output_stage.bar; bar += BARS) {
             bar_init(bar + HAS_NEW, 1), bar_init(bar + HAS_PUSHED, 1), bar_init(bar + HAS_ENDED, 1);
-            bar_init(bar + EMPTY, S::CLUSTER), bar_init(bar + USED, 4);  // warps
+            bar_init(bar + EMPTY, S::CLUSTER), bar_init(bar + USED, 4 * S::CHAINS);  // warps
         }
         for (u32 bar = output_stage.bar; bar < slot.bar; bar += BARS)
             bar_init(bar + FULL, 1), bar_init(bar + EMPTY, 2 * 4);
@@ -1103,10 +1324,26 @@ template <class S> __global__ void __launch_bounds__(THREADS, 1) walk_kernel(con
         outputs<S>(p, at);
     } else {
         leave_registers<OF_THIRD>();
-        if (DEPENDENT) wait_for_fold();
-        if (threadIdx.x == 2 * GROUP) produce<S>(p, at);
+        if (DEPENDENT) wait_for_last();
+        const int source = source_of<S>(p);
+        if (threadIdx.x == 2 * GROUP) produce<S>(p, at, source);
         if (threadIdx.x == 2 * GROUP + 32) produce_for_outputs<S>(p, at);
-        if (threadIdx.x == 2 * GROUP + 64) release<S>(p, at);
+        if (threadIdx.x == 2 * GROUP + 64) release<S>(p, at, source);
+    }
+}
+
+__global__ void __launch_bounds__(THREADS, 1) transfer_kernel(const Problem p) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    if (EARLY) let_next_start();
+    const Places at = set_up<Transfer>(shared_address(memory));
+    if (threadIdx.x < 2 * GROUP) {
+        take_registers<OF_TRANSFER>();
+        chain<Transfer>(p, at);
+    } else {
+        leave_registers<OF_TRANSFER_THIRD>();
+        if (DEPENDENT) wait_for_last();
+        if (threadIdx.x == 2 * GROUP) produce<Transfer>(p, at, 0);
+        if (threadIdx.x == 2 * GROUP + 32) release<Transfer>(p, at, 0);
     }
 }
 
@@ -1144,10 +1381,10 @@ int launch(const Problem& p, int batch, cudaStream_t stream) {
 
 namespace walk {
 
-template <class S> int launch(const Problem& p, int pairs, cudaStream_t stream) {
-    MUST(prepare<walk_kernel<S>>(S::SHARED_BYTES));
+template <auto kernel, class S> int launch(const Problem& p, int pairs, int segments, cudaStream_t stream) {
+    MUST(prepare<kernel>(S::SHARED_BYTES));
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(S::CLUSTER, pairs), config.blockDim = dim3(THREADS);
+    config.gridDim = dim3(S::CLUSTER, pairs, segments), config.blockDim = dim3(THREADS);
     config.dynamicSmemBytes = S::SHARED_BYTES, config.stream = stream;
     cudaLaunchAttribute attributes[2];
     attributes[0].id = cudaLaunchAttributeClusterDimension;
@@ -1155,13 +1392,17 @@ template <class S> int launch(const Problem& p, int pairs, cudaStream_t stream) 
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.attrs = attributes, config.numAttrs = DEPENDENT ? 2 : 1;
-    return cudaLaunchKernelEx(&config, walk_kernel<S>, p);
+    return cudaLaunchKernelEx(&config, kernel, p);
+}
+template <class S> int launch(const Problem& p, int pairs, cudaStream_t stream) {
+    return launch<walk_kernel<S>, S>(p, pairs, p.segments, stream);
 }
 
 }  // namespace walk
 
-// Given are the addresses of q, k, v, g, beta, records and out; batch, tokens, heads, whether beta is fp32; the stream.
-int both(const long long (&a)[12]) {
+// Given are the addresses of q, k, v, g, beta, records and out; batch, tokens, heads, whether beta is fp32; the stream;
+// the chunks of a segment. The effects of segments are kept behind the records.
+int all(const long long (&a)[13]) {
     auto words = [&](int i) { return (const uint16_t*)a[i]; };
     uint8_t* records = (uint8_t*)a[5];
     const int batch = a[7], tokens = a[8], heads = a[9], chunks = (tokens + CHUNK - 1) / CHUNK, pairs = batch * heads;
@@ -1169,15 +1410,22 @@ int both(const long long (&a)[12]) {
     if (!pairs || !chunks) return 0;
     MUST(fold::launch({words(0), words(1), words(2), (const float*)a[3], (const void*)a[4], records, tokens, heads,
                        chunks, int(a[10])}, batch, stream));
+    const int length = a[12], segments = (chunks + length - 1) / length;
+    uint8_t* effects = records + (int64_t)pairs * chunks * RECORD;
+    const walk::Problem p = {records, (__nv_bfloat16*)a[6], tokens, heads, chunks, length, segments, effects};
+    if (segments > 1) {
+        MUST((walk::launch<walk::transfer_kernel, walk::Transfer>(p, pairs, segments - 1, stream)));
+        return walk::launch<walk::Split>(p, pairs, stream);
+    }
     auto* launch = pairs <= FEW_PAIRS ? walk::launch<walk::Shape<FEW>>
                  : pairs <= SOME_PAIRS ? walk::launch<walk::Shape<SOME>> : walk::launch<walk::Shape<MANY>>;
-    return launch({records, (__nv_bfloat16*)a[6], tokens, heads, chunks}, pairs, stream);
+    return launch(p, pairs, stream);
 }
 
 static PyObject* run(PyObject*, PyObject* const* given, Py_ssize_t) {
-    long long a[12];
-    for (int i = 0; i < 12; ++i) a[i] = PyLong_AsLongLong(given[i]);
-    const int error = both(a);
+    long long a[13];
+    for (int i = 0; i < 13; ++i) a[i] = PyLong_AsLongLong(given[i]);
+    const int error = all(a);
     if (error) cudaGetLastError();  // it is reported here, and not again behind the next kernel of torch
     return PyLong_FromLong(error);
 }
@@ -1223,6 +1471,13 @@ def dense(x):
     return x if x.data_ptr() % 16 == 0 else x.clone()
 
 
+def length_of(chunks, pairs):
+    """Chunks of a segment: all that a head has where it is not cut."""
+    if pairs > SPLIT_PAIRS or chunks < SPLIT_CHUNKS:
+        return chunks
+    return -(-chunks // min(SPLIT_SEGMENTS, SPLIT_PLACES // pairs, chunks // SPLIT_LEAST))
+
+
 def attention_of(q, k, v, g, beta, device):
     batch, tokens, heads, width = q.shape
     chunks = -(-tokens // CHUNK)
@@ -1241,10 +1496,14 @@ def attention_of(q, k, v, g, beta, device):
     q, k, v, g = dense(q), dense(k), dense(v), dense(g)
     beta = (beta if beta.dtype == torch.bfloat16 else beta.float()).contiguous()
     out = torch.empty_like(v)
-    records = v.new_empty(batch * heads * chunks * RECORD)
+    if out.numel() == 0:
+        return out
+    length = length_of(chunks, batch * heads)
+    effects = -(-chunks // length) - 1
+    records = v.new_empty(batch * heads * (chunks * RECORD + effects * EFFECT))
     pointers = [x.data_ptr() for x in (q, k, v, g, beta, records, out)]
     is_float = int(beta.dtype == torch.float32)
-    error = (_run or built())(*pointers, batch, tokens, heads, is_float, stream_of(device))
+    error = (_run or built())(*pointers, batch, tokens, heads, is_float, stream_of(device), length)
     if error:
         raise RuntimeError(f"kda: CUDA error {error}")
     return out
