@@ -326,6 +326,7 @@ TRIALS = {
     "fp8_attention": {"heads": 2, "tokens": 5, "width": 16},
     "sparse_linear": {"tokens": 5, "width": 16, "columns": 6},
     "nearest_code": {"rows": 5, "count": 9, "width": 6},
+    "gated_fp8": {"tokens": 5, "width": 200, "columns": 256},
 }
 
 
@@ -408,6 +409,26 @@ def test_the_ratios_of_nearest_code_are_those_that_were_printed():
     assert_in_both("nearest_code", f"| {final} |")
     assert f"the bundle's is {final} as fast, its v0 {first}." in readme
     assert f"the v0 had been {earlier} as fast" in readme
+
+
+def test_the_ratio_of_gated_fp8_comes_of_what_two_runs_printed():
+    """Of the kernel with the bundle to an earlier form of the other's, and of that to the form that was delivered."""
+    folder, readme = EVALS / "trials/gated_fp8", account("gated_fp8")
+    (first,) = re.findall(r" against without.py: (\S+)x \(", (folder / "compared.txt").read_text())
+    tables = (folder / "printed.txt").read_text().partition("== without, run 5")[2]
+    earlier, final = (
+        re.findall(rf"^ +(\d+\.\d) +(\d+\.\d) +{form}$", tables, re.MULTILINE)[:2]
+        for form in (r"kernel\.py", r"\S+ kcyc \S+ GHz -DHEAD=0 -DSTAG=0")
+    )
+    steps = [
+        float(old) / float(new) for pair in zip(earlier, final, strict=True) for old, new in zip(*pair, strict=True)
+    ]
+    ratios = sorted(float(first) / step for step in steps)
+    assert_in_both("gated_fp8", f"| {ratios[0]:.2f} to {ratios[-1]:.2f}x, by two ratios |")
+    text = " ".join(readme.split())
+    assert "{:.2f} and {:.2f}x as fast by medians, {:.2f} and {:.2f}x by the least times".format(*ratios) in text
+    said = "{0:.2f} and {2:.2f} times as fast as that kernel by medians, {1:.2f} and {3:.2f} by the least times"
+    assert said.format(*steps) in text
 
 
 def test_a_ratio_that_was_printed_the_other_way_round_is_turned():
@@ -596,6 +617,13 @@ def test_the_latest_problems_compute_what_they_say():
     assert ((weight != 0).view(6, 4, 4).sum(-1) == 2).all()
     wanted = torch.nn.functional.silu(x.double() @ weight.T + bias.double())
     assert torch.allclose(y.double(), wanted, rtol=0.01, atol=0.01)
+    (q, scale), (_, x, gate, up, scale_x, *scales) = built("gated_fp8", {TRIALS["gated_fp8"]!r}, None)
+    rows, ones = x.double() * scale_x.double().repeat_interleave(128, 1)[:, :200], torch.ones(128, 128)
+    g, u = (rows @ (w.double() * s.double().kron(ones)[:, :200]).T for w, s in zip((gate, up), scales, strict=True))
+    h = g * g.sigmoid() * u
+    assert torch.allclose(scale.double(), h.view(5, 2, 128).abs().amax(-1) / 448, rtol=1e-3)
+    spread = scale.double().repeat_interleave(128, 1)
+    assert ((q.double() * spread - h).abs() <= 0.07 * h.abs() + 0.002 * spread).all()
     gradients, (_, q, k, v, out, lse, dout) = built("window_gradient", {TRIALS["window_gradient"]!r})
     q, k, v = (one.clone().requires_grad_() for one in (q, k, v))
     apart = torch.arange(2500)[:, None] - torch.arange(2500)

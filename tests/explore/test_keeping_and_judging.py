@@ -331,14 +331,14 @@ def test_the_figures_after_v0_are_those_of_the_trials():
     for page in ("evals/README.md", "docs/exploring.md"):
         text = " ".join((BUNDLE / page).read_text().split())
         for figures in (
-            "under 1 % in five, 2.1",
+            "under 1 % in six, 2.1",
             "8.4 %",
             "in seven, for 40 to 181 s",
             "for 32 to 93 s",
             "for 40 to 131 s",
         ):
             assert figures in text, (page, figures)
-    assert "under 1 % in five, 2.1 to 8.4 % in seven, for 40 s to three minutes" in explorations.AFTER_V0
+    assert "under 1 % in six, 2.1 to 8.4 % in seven, for 40 s to three minutes" in explorations.AFTER_V0
     assert "1.9, 6.9 and 18 % for 40 to 131 s" in explorations.FAR_AFTER_V0
     assert "0 to 1.2 % for 32 to 93 s" in explorations.NEAR_AFTER_V0
     printed = (BUNDLE / "evals/trials/fp8_attention/printed.txt").read_text()

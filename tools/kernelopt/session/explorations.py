@@ -22,12 +22,12 @@ WORTH_A_RUN = 1.05  # over the best version: where an exploration brought more, 
 # Of the bare operations' sustained rate. At NEAR_PCT or above, little followed v0; below FAR_PCT, 1.9 to 18 %.
 NEAR_PCT, FAR_PCT = 90.0, 70.0
 # The figures here, in …AFTER_V0 and SUSTAINED_IN_TRIALS are those of the trials in evals/README.md.
-FINISH = "finish; in five trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
+FINISH = "finish; in six trials what followed this line brought 0 to 1.4 % for 26 to 99 s of the GPU"
 COUNTS = "where GPU time counts"
 SUSTAINED_IN_TRIALS = "the bare operations' sustained rate; in 19 of 24 trials the faster kernel ended at 84 to 106 %"
 AFTER_V0 = (
-    f"in twelve trials that stood at {FAR_PCT:.0f} to {NEAR_PCT:.0f} % of the bare operations' rate, or had no such "
-    "share, what followed brought under 1 % in five, 2.1 to 8.4 % in seven, for 40 s to three minutes of the GPU"
+    f"in thirteen trials that stood at {FAR_PCT:.0f} to {NEAR_PCT:.0f} % of the bare operations' rate, or had no such "
+    "share, what followed brought under 1 % in six, 2.1 to 8.4 % in seven, for 40 s to three minutes of the GPU"
 )
 NEAR_AFTER_V0 = (
     f"in five trials that stood at {NEAR_PCT:.0f} % or more, what followed brought 0 to 1.2 % for 32 to 93 s of the GPU"
