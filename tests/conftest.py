@@ -179,11 +179,16 @@ def compiling_server(interpreter):
     server.end()
 
 
-@pytest.fixture
-def compile_here(run_here, compiling_server, monkeypatch) -> Callable[..., subprocess.CompletedProcess]:
+@pytest.fixture(scope="session")
+def compile_here(run_here, compiling_server) -> Callable[..., subprocess.CompletedProcess]:
     """`run_here`, where compilations share a server."""
-    monkeypatch.setattr(compiler, "start_server", lambda _: compiling_server)
-    return run_here
+
+    def run(name: str, *arguments) -> subprocess.CompletedProcess:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "start_server", lambda _: compiling_server)
+            return run_here(name, *arguments)
+
+    return run
 
 
 def call_tool(name: str, *arguments, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
@@ -418,7 +423,7 @@ def tool_json(name: str, *arguments, code: int = 0, run=call_tool, **options) ->
     return json.loads(done.stdout)
 
 
-def compiled_for_hopper(candidate: Path, *options) -> list[dict]:
+def compiled_for_hopper(compile_here, candidate: Path, *options) -> list[dict]:
     """The kernels that compile_kernel.py makes of a candidate of the hard deck in CUDA C++. Skips where nothing can."""
     if programs.find("nvcc") is None:
         pytest.skip("needs nvcc")
@@ -426,7 +431,7 @@ def compiled_for_hopper(candidate: Path, *options) -> list[dict]:
     if "no_implicit_headers" not in Path(torch.__file__).with_name("utils").joinpath("cpp_extension.py").read_text():
         pytest.skip("needs load_inline(no_implicit_headers=…), which torch 2.6 lacks")
     files = "--kernel", candidate, "--reference", candidate.parents[1] / "reference.py"
-    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", *options)["targets"]
+    (target,) = tool_json("compile_kernel.py", *files, "--for", "h100-sxm", *options, run=compile_here)["targets"]
     return target["kernels"]
 
 

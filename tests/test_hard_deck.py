@@ -151,9 +151,11 @@ def test_candidates_are_right_in_the_interpreter_with_what_their_first_call_left
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """A folder for Triton's cache: its own launcher is compiled once."""
-    return tmp_path_factory.mktemp("compiled")
+def compiled(shared_folder):
+    """A folder for Triton's cache, which all workers have in common: its own launcher is compiled once."""
+    folder = shared_folder / "lean_launches"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 def on_a_stand_in_for_cuda(test):
@@ -203,7 +205,7 @@ def test_what_launches_cost_the_host_is_told_as_ratios(tmp_path):
 
 
 def test_a_kernel_that_launches_itself_compiles_for_a_gpu_that_is_not_here():
-    """Nothing is launched there, and no device is the current one."""
+    """Nothing is launched there, and no device is the current one. The command starts its own server of compilations."""
     pytest.importorskip("triton.tools.tensor_descriptor")  # Triton 3.4
     folder = DECK / "fp8_product"
     files = "--kernel", folder / "candidates" / "tma.py", "--reference", folder / "reference.py"
@@ -211,8 +213,8 @@ def test_a_kernel_that_launches_itself_compiles_for_a_gpu_that_is_not_here():
     assert [kernel["name"] for kernel in target["kernels"]] == ["product"]
 
 
-def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_flight():
-    kernels = compiled_for_hopper(DECK / "fp8_product" / "candidates" / "cuda.py")
+def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_flight(compile_here):
+    kernels = compiled_for_hopper(compile_here, DECK / "fp8_product" / "candidates" / "cuda.py")
     assert {kernel["name"] for kernel in kernels} == {"product_kernel", "realign_kernel", "few_rows_kernel"}
     for kernel in kernels:
         assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel

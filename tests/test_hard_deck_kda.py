@@ -434,10 +434,10 @@ def test_records_and_effects_have_the_room_that_the_kernels_use(candidate, monke
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory) -> tuple[list[dict], Path]:
+def compiled(compile_here, tmp_path_factory) -> tuple[list[dict], Path]:
     """What compile_kernel.py says of the kernels, and the folder of their code."""
     folder = tmp_path_factory.mktemp("code")
-    return compiled_for_hopper(FILE, "--emit", folder), folder / "sm_90a"
+    return compiled_for_hopper(compile_here, FILE, "--emit", folder), folder / "sm_90a"
 
 
 def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(candidate, compiled):

@@ -358,13 +358,13 @@ def test_an_empty_product_is_zero_and_tensors_of_the_cpu_are_refused():
 
 
 @pytest.mark.parametrize("constants", configurations(), ids=str)
-def test_a_stage_is_freed_only_behind_what_was_loaded_from_it(tmp_path, constants):
+def test_a_stage_is_freed_only_behind_what_was_loaded_from_it(tmp_path, compile_here, constants):
     """With 9 to 32 rows ptxas let the arrival pass the loads of scales, zero points and totals."""
     candidate, code = tmp_path / "candidates" / FILE.name, tmp_path / "code"
     candidate.parent.mkdir()
     candidate.write_text(FILE.read_text() + "".join(f"\n{name} = {value}" for name, value in constants.items()))
     shutil.copy(FILE.parents[1] / "reference.py", tmp_path)
-    kernels = compiled_for_hopper(candidate, "--emit", code)
+    kernels = compiled_for_hopper(compile_here, candidate, "--emit", code)
     assert sorted(kernel["name"] for kernel in kernels) == [*["product"] * 5, "product_kernel"]
     for kernel in kernels:
         assert not kernel["stack_bytes"] and "wgmma_serialized" not in kernel["remarks"], kernel

@@ -7,7 +7,7 @@ import time
 
 import pytest
 from conftest import FIXTURES, REFERENCE
-from kernelopt.compiling import ahead, compiler
+from kernelopt.compiling import ahead
 from kernelopt.device import programs
 from kernelopt.device.stop_signal import Stop
 from kernelopt.errors import Stopped
@@ -32,11 +32,10 @@ H100 = targets.of_architecture("sm_90", [], {})
 
 
 @pytest.fixture
-def sandboxed(interpreter, monkeypatch):
+def sandboxed(interpreter, compiling_server, monkeypatch):
     """The shared sandbox, with a server in which Triton compiles, as on a machine with a GPU."""
-    with compiler.Compiler(interpreter) as compiling:
-        monkeypatch.setattr(interpreter, "server", lambda: compiling._server)
-        yield interpreter
+    monkeypatch.setattr(interpreter, "server", lambda: compiling_server)
+    return interpreter
 
 
 def case_of(folder) -> dict:

@@ -320,12 +320,12 @@ def test_tritons_message_is_told_from_the_function_that_is_wrong(folder, compile
     assert "return undefined * x" in result["error"] and "undefined is not defined" in result["error"]
 
 
-def test_an_exploration_without_a_gpu_checks_and_compiles(folder, run_here):
+def test_an_exploration_without_a_gpu_checks_and_compiles(folder, compile_here):
     texts = {"right": source(), "wrong": source(factor="3.0"), "broken": source(factor="undefined")}
     for name, text in texts.items():
         (folder / "c" / f"{name}.py").write_text(text)
     options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
-    result = tool_json("explore_kernels.py", folder / "c", *options, "--budget-seconds", 60, run=run_here)
+    result = tool_json("explore_kernels.py", folder / "c", *options, "--budget-seconds", 60, run=compile_here)
     assert result["compiled"]["label"] == "compiled for sm_90a here, not run"
     rows = {row["name"]: row for row in result["rows"]}
     assert {name: row["status"] for name, row in rows.items()} == {
@@ -449,13 +449,13 @@ def test_cuda_is_compiled_for_the_card_whatever_its_flags_say(folder, compile_he
 
 
 @needs_nvcc
-def test_candidates_that_are_all_cuda_are_compiled_and_no_inputs_are_made(folder, run_here):
+def test_candidates_that_are_all_cuda_are_compiled_and_no_inputs_are_made(folder, compile_here):
     """Nothing here can check them, and the inputs took longer than a compilation."""
     for name, factor in (("double", "2"), ("triple", "3"), ("broken", "undefined")):
         (folder / f"c/{name}.py").write_text(WRITTEN.format(cuda=CUDA.format(factor=factor)))
     (folder / "reference.py").write_text(REFERENCE.replace("8, 64", "1 << 36"))  # 256 GiB
     options = ("--reference", folder / "reference.py", "--device", "cpu-interpreter", "--card", "h100-sxm")
-    result = tool_json("explore_kernels.py", folder / "c", *options, run=run_here)
+    result = tool_json("explore_kernels.py", folder / "c", *options, run=compile_here)
     rows = {row["name"]: row for row in result["rows"]}
     assert {name: row["status"] for name, row in rows.items()} == {
         "double": "NO_GPU",

@@ -1295,11 +1295,11 @@ def test_a_candidate_that_is_kept_before_a_baseline_will_be_that_baseline(sessio
         store.keep(session, wrong["name"])
 
 
-def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready, tmp_path, run_here):
+def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready, tmp_path, compile_here):
     text = ready.kernel.read_text()
     (tmp_path / "space.py").write_text(f'SPACE = [{{"UNUSED": 1}}, {{"UNUSED": 2}}]\nUNUSED = 0\n{text}')
     options = ("--workspace", ready.root, "--device", "cpu-interpreter", "--budget-seconds", 30)
-    first = tool_json("explore_kernels.py", tmp_path / "space.py", *options, run=run_here)
+    first = tool_json("explore_kernels.py", tmp_path / "space.py", *options, run=compile_here)
     assert first["file"].endswith("explore/e1.json")
     stored = json.loads((ready.root / "explore/e1.json").read_text())
     assert stored["exploration"] == "e1" and [row["name"] for row in stored["rows"]] == [
@@ -1307,7 +1307,7 @@ def test_a_workspace_keeps_its_explorations_and_takes_a_candidate_of_them(ready,
         "space[UNUSED=1]",
         "space[UNUSED=2]",
     ]
-    done = run_here("explore_kernels.py", "--workspace", ready.root, "--keep", "space[UNUSED=2]")
+    done = compile_here("explore_kernels.py", "--workspace", ready.root, "--keep", "space[UNUSED=2]")
     assert done.returncode == 0 and "explore/e1.json#space[UNUSED=2]" in done.stdout and "v0" not in done.stdout
     assert "UNUSED = 2\n" in ready.kernel.read_text() and "SPACE" not in ready.kernel.read_text()
     ready.plan("v1").write_text(

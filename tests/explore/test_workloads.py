@@ -423,8 +423,8 @@ def task(tmp_path):
     return tmp_path / "k.py", "--reference", tmp_path / "reference.py", "--device", "cpu-interpreter"
 
 
-def test_candidates_are_checked_on_each_workload(task, run_here):
-    result = tool_json("explore_kernels.py", *task, "--workload", "all", run=run_here)
+def test_candidates_are_checked_on_each_workload(task, compile_here):
+    result = tool_json("explore_kernels.py", *task, "--workload", "all", run=compile_here)
     known = {
         one["name"]: (one["status"], {at: one["status"] for at, one in one["others"].items()}) for one in result["rows"]
     }

@@ -663,13 +663,15 @@ def kernel_function(x):
     assert found["status"] == "WRONG_VALUES" and "nothing positive, own sizes" in found["summary"], found["summary"]
 
 
-def test_cases_in_reserve_are_few_where_they_are_large(tmp_path):
-    """They are written for each verification, and most kernels need none."""
+def test_cases_in_reserve_are_few_where_they_are_large(tmp_path, monkeypatch):
+    """They are written for each verification, and most kernels need none. All sizes here are a sixteenth."""
+    for limit in ("LARGE_BYTES", "RESERVE_BYTES", "OWN_BYTES", "RUN_BYTES"):
+        monkeypatch.setattr(variants, limit, getattr(variants, limit) // 16)
     (tmp_path / "reference.py").write_text(
-        "import torch\n" + LARGEST.replace("nn.", "torch.nn.").replace("512", "24989")
+        "import torch\n" + LARGEST.replace("nn.", "torch.nn.").replace("512", "1567")
     )
     loaded = problem.Reference(tmp_path / "reference.py")
     maker = case_maker.CaseMaker(loaded, None, "cpu")
     sound = preparing.sound_variants(maker, "default", 0, {"full": True}).sound
     reserve = [one.variant.instead_of for one in sound if one.variant.instead_of]
-    assert reserve == ["mixed signs", "nothing positive", "nothing negative"]  # of 38 MB each
+    assert reserve == ["mixed signs", "nothing positive", "nothing negative"]  # of 2.4 MB each
