@@ -275,14 +275,25 @@ def test_the_first_workload_leaves_the_others_their_share_and_a_warning_counts_w
         ({"default": (1.01, 1.02), "tall": (0.98, 1.01)}, True),
         ({"default": (1.01, 1.02), "tall": (0.97, 0.985)}, True),  # the gate lets another workload lose 2 %
         ({"default": (1.01, 1.02), "tall": (0.97, 0.979)}, False),
-        ({"default": (0.99, 1.02), "tall": (1.5, 1.6)}, False),  # the gate asks for a gain at the default one
+        ({"default": (1.001, 1.002)}, False),  # the gate asks for 0.3 %
+        ({"default": (0.99, 1.02), "tall": (1.5, 1.6)}, True),  # level at the default one, a gain at another
+        ({"default": (0.99, 1.02), "tall": (1.005, 1.02)}, False),  # at another one it must be 1 %
+        ({"default": (0.98, 1.02), "tall": (1.5, 1.6)}, False),  # may be slower by more than 1 %
+        ({"default": (0.991, 0.994), "tall": (1.5, 1.6)}, False),  # slower for certain
+        ({"default": (0.995, 1.005), "tall": (1.012, 1.014), "flat": (0.982, 0.984)}, False),  # slower in the mean
         ({"wide": (0.99, 1.02), "tall": (1.5, 1.6)}, True),
-        ({"wide": (1.1, 1.2), "default": (0.99, 1.0)}, False),
+        ({"wide": (1.1, 1.2), "default": (0.97, 0.98)}, False),
         ({"wide": (1.1, 1.2), "default": None}, True),  # not reached
     ],
 )
-def test_a_gain_is_what_the_gate_takes_for_one(intervals, gain):
-    assert store.is_gain(intervals) == gain
+def test_a_gain_is_what_the_gate_may_take_for_one(intervals, gain):
+    found = {at: ends and {"point": sum(ends) / 2, "ci95": list(ends)} for at, ends in intervals.items()}
+    cells = {at: cell(100.0, against_best=ratio) for at, ratio in found.items()}
+    first, *others = cells
+    one = {**row("a", 100.0), **cells[first], "others": {at: cells[at] for at in others}}
+    speed_ups = store.speed_ups_of(explorations.ExploredKernel.from_json(one), first)
+    assert set(speed_ups) == {at for at, ends in intervals.items() if ends}
+    assert store.is_gain(speed_ups) == gain
 
 
 def test_the_leader_is_the_best_by_the_mean_that_is_a_gain():
@@ -290,10 +301,13 @@ def test_the_leader_is_the_best_by_the_mean_that_is_a_gain():
     assert names(rows)[:2] == ["a", "b"] and store.leaders(exploration(rows)) == ["a"]
     level = [row("a", 100.0, 100.0), *FIRST[1:]]
     rows = means.merged(level, {"tall": {**TALL, "a": cell(20.0, 200.0)}})
+    assert names(rows)[:2] == ["a", "b"] and store.leaders(exploration(rows)) == ["a", "b"]  # level, and a gain at tall
+    slow = [row("a", 104.0, 100.0), *FIRST[1:]]
+    rows = means.merged(slow, {"tall": {**TALL, "a": cell(20.0, 200.0)}})
     assert names(rows)[:2] == ["a", "b"] and store.leaders(exploration(rows)) == ["b"]  # the gate would refuse "a"
-    rows = means.merged(level, {"tall": {**TALL, "a": cell(20.0, 200.0), "b": cell(300.0, 200.0)}})
+    rows = means.merged(slow, {"tall": {**TALL, "a": cell(20.0, 200.0), "b": cell(300.0, 200.0)}})
     with pytest.raises(
-        store.NotFaster, match=r"the leader, a, is 1.000x at default, 10.000x at tall against best \(v0\)"
+        store.NotFaster, match=r"the leader, a, is 0.962x at default, 10.000x at tall against best \(v0\)"
     ):
         store.leaders(exploration(rows))
 

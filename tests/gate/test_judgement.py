@@ -109,6 +109,38 @@ def test_a_gain_that_another_workload_pays_for_is_refused():
     assert acceptance.decide(OK, None, {"default": FASTER, "ragged": slight}).accepted
 
 
+LEVEL = replace(FASTER, verdict=Speed.EQUAL, speedup=1.001, ci95=(0.998, 1.004))
+
+
+@pytest.mark.parametrize(
+    ("default", "tall", "reason"),
+    [
+        (LEVEL, FASTER, "correct and FASTER on tall: 1.200x (95 % interval 1.190 to 1.210, A/A noise 0.10%); default"),
+        (replace(LEVEL, verdict=Speed.AMBIGUOUS, ci95=(0.992, 1.015)), FASTER, "correct and FASTER on tall"),
+        (replace(LEVEL, ci95=(0.985, 1.015)), FASTER, None),  # may be slower by more than 1 %
+        (replace(LEVEL, verdict=Speed.SLOWER, speedup=0.994, ci95=(0.993, 0.995)), FASTER, None),
+        (LEVEL, replace(FASTER, speedup=1.01, ci95=(1.006, 1.014)), None),  # a gain elsewhere is 1 % for certain
+        (LEVEL, replace(FASTER, least_difference=0.2), None),  # nor below what means something for a short kernel
+        (LEVEL, replace(FASTER, verdict=Speed.AMBIGUOUS), None),  # the processes do not agree
+        (LEVEL, LEVEL, None),
+    ],
+)
+def test_a_gain_on_another_workload_counts_where_the_default_one_is_level(default, tall, reason):
+    decision = acceptance.decide(OK, None, {"default": default, "tall": tall})
+    assert decision.accepted == (reason is not None)
+    assert decision.reason.startswith(reason or f"{default.verdict} against the best version: ")
+
+
+def test_two_kernels_cannot_take_turns_each_with_its_own_workload():
+    up, down = (replace(FASTER, speedup=x, ci95=(x - 0.001, x + 0.001)) for x in (1.015, 1 / 1.015))
+    one = {"default": replace(LEVEL, speedup=1.0), "tall": up, "flat": replace(down, verdict=Speed.SLOWER)}
+    other = {**one, "tall": one["flat"], "flat": up}
+    assert not acceptance.decide(OK, None, one).accepted and not acceptance.decide(OK, None, other).accepted
+    paid = {**one, "tall": replace(up, speedup=1.5, ci95=(1.4, 1.6)), "flat": replace(SLOWER)}
+    decision = acceptance.decide(OK, None, paid)
+    assert not decision.accepted and decision.reason.startswith("faster on the tall workload, but slower on flat")
+
+
 def work(dtype: str, flops: int = 1, bytes_min: int = 1) -> Work:
     return Work(flops=flops, bytes_in=None, bytes_out=None, bytes_min=bytes_min, dtype=dtype, source="given")
 

@@ -151,7 +151,7 @@ def test_the_history_holds_rejected_rounds_with_their_reason(parts):
     history = brief.history_section(parts).splitlines()
     assert [line.split(":")[0] for line in history[2:]] == ["- v0, accepted", "- v1, accepted", "- v2, rejected"]
     assert "Rename the kernel and change nothing" in history[4] and "0.999x (95 % interval 0.998 to 1.001" in history[4]
-    assert "262.46 us; Compute maximum" in history[3] and history[3].endswith("1.986x against v0")
+    assert "262.46 us; Compute maximum" in history[3] and history[3].endswith("1.986x as fast as v0")
 
 
 def test_the_last_explorations_best_rows_are_told_and_where_the_rest_lies(parts, session):

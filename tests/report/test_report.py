@@ -15,9 +15,10 @@ import pytest
 from conftest import BUNDLE, FIXTURES, call_tool, explored, kernel_text, task, tool_json
 from kernelopt import bundle
 from kernelopt.audit import workspace_audit
+from kernelopt.gate import history
 from kernelopt.report import document, environment_section, gather, overview, phrases, plots, session_page
 from kernelopt.session import creation, workspace
-from kernelopt.session.record import Record
+from kernelopt.session.record import QualityGate, Record
 from kernelopt.session.record_store import RecordStore, empty
 
 EXAMPLE = BUNDLE / "examples" / "row_softmax" / "h200"
@@ -380,6 +381,22 @@ def test_a_round_tells_its_gain_in_each_workload(matmul):
     assert phrases.gain(record) == (
         "1.250x (95 % interval 1.238 to 1.262) against v3; tall 1.000x (95 % interval 0.990 to 1.010), EQUAL"
     )
+    assert phrases.verdict_line(record) == "accepted: FASTER" and record.gained == "1.250x as fast as v3"
+
+
+def test_a_version_that_another_workload_let_in_names_it(matmul):
+    default, tall = (
+        {"against": "v3", "verdict": verdict, "speedup": ratio, "ci95": [ratio * 0.99, ratio * 1.01]}
+        for verdict, ratio in (("EQUAL", 1.001), ("FASTER", 2.5))
+    )
+    changes = {"comparison_with_previous": default, "comparison_by_workload": {"default": default, "tall": tall}}
+    record = put(matmul, "v4", performance=timed(200, "v3", 1.001, **changes))
+    assert phrases.verdict_line(record) == "accepted: FASTER on tall"
+    assert history.commit_message(record).startswith("V4: 200.00 us, 2.500x as fast as v3 on tall | ")
+    assert "v4, 2.500x as fast as v3 on tall: " in overview.steps_line(gather.gather(matmul))
+    assert phrases.speedup_over_v0(gather.gather(matmul)).point == pytest.approx(8.0 * 1.001)  # of the default one
+    refused = dataclasses.replace(record, quality_gate=QualityGate("FAIL", "slower on flat"))
+    assert refused.gained == "1.001x as fast as v3"
 
 
 @pytest.mark.parametrize("against", [None, "v9", "v3"])

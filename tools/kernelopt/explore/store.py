@@ -11,8 +11,8 @@ from .. import bundle
 from ..compiling import findings
 from ..compiling.compiled import Compiled
 from ..errors import Refused, UsageError
+from ..measure import gain
 from ..measure.latency import Latency
-from ..measure.pairing import MAX_LOSS
 from ..session import explorations
 from ..session.explorations import Exploration, ExploredKernel, folder_of, is_best, numbers
 from ..session.record_store import RecordStore, now
@@ -191,21 +191,22 @@ def leaders(exploration: Exploration) -> list[str]:
     against = exploration.against
     if not is_best(against):
         return [row.name for row in timed]
-    gains = [row for row in (timed if several else timed[:1]) if is_gain(row.intervals(exploration.workload))]
+    gains = [row for row in (timed if several else timed[:1]) if is_gain(speed_ups_of(row, exploration.workload))]
     if not gains:
         found = timed[0].found(exploration.workload)
         raise NotFaster(f"kernel.py was not written: the leader, {timed[0].name}, is {found} against {against}")
     return [row.name for row in gains]
 
 
-def is_gain(intervals: dict[str, tuple[float, float] | None]) -> bool:
-    """Is a candidate faster than the best version for certain, as far as the gate asks that: at the default workload,
-    or where that was not timed at one of them, and slower at no other? intervals: of its speed-ups; None: not known.
-    Pure."""
-    known = {workload: interval for workload, interval in intervals.items() if interval}
-    deciding = [known["default"]] if "default" in known else known.values()
-    is_faster = any(low > 1 for low, _ in deciding)
-    return is_faster and not any(high < 1 - MAX_LOSS for _, high in known.values())
+def speed_ups_of(row: ExploredKernel, first: str) -> dict[str, gain.SpeedUp]:
+    """By workload, where they are known. first: the exploration's. Pure."""
+    known = {at: (one.speedup, one.ci95) for at, one in row.cells(first).items() if one.speedup and one.ci95}
+    return {at: gain.SpeedUp.by_interval(*found) for at, found in known.items()}
+
+
+def is_gain(speed_ups: dict[str, gain.SpeedUp]) -> bool:
+    """May the gate take a candidate for a gain over the best version, by its speed-ups where they are known? Pure."""
+    return gain.gain_at(speed_ups) is not None and gain.loss_at(speed_ups) is None
 
 
 def keep(workspace: Workspace, name: str) -> str:

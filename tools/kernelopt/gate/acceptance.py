@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from ..hardware.roofline import Utilization
-from ..measure import correctness
-from ..measure.pairing import MAX_LOSS, Comparison
+from ..measure import correctness, gain
+from ..measure.gain import MAIN, SpeedUp
+from ..measure.pairing import Comparison
 from ..measure.verdict import INTERPRETER, Verdict
-from ..statuses import Speed, Status
+from ..statuses import Status
 
 UNCHECKED_WORK = (
     f"{Status.OWN_WORK_NOT_CHECKED}: torch's profiler (CUPTI) named no kernel of the candidate, so nobody knows whose "
@@ -32,7 +33,7 @@ def decide(verdict: Verdict, utilization: Utilization | None, comparisons: dict[
         return Decision(False, reason)
     if comparisons is None:
         return Decision(True, "first version: correct, its latency is the baseline")
-    return Decision(True, f"correct and FASTER: {comparisons['default'].describe()}")
+    return Decision(True, f"correct and FASTER{gained(comparisons)}")
 
 
 def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
@@ -50,13 +51,20 @@ def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
 
 def not_faster(comparisons: dict[str, Comparison]) -> str | None:
     """The reason why a candidate is no gain over the best version."""
-    main = comparisons["default"]
-    if main.verdict != Speed.FASTER:
-        return f"{main.verdict} against the best version: {main.describe()}"
-    for workload, other in comparisons.items():
-        if workload != "default" and other.ci95[1] < 1 - MAX_LOSS:
-            return f"faster on the default workload, but slower on {workload}: {other.describe()}"
-    return None
+    speed_ups = {workload: SpeedUp.of(one) for workload, one in comparisons.items()}
+    at, lost = gain.gain_at(speed_ups), gain.loss_at(speed_ups)
+    if at is None:
+        return f"{comparisons[MAIN].verdict} against the best version: {comparisons[MAIN].describe()}"
+    return lost and f"faster on the {at} workload, but slower on {lost}: {comparisons[lost].describe()}"
+
+
+def gained(comparisons: dict[str, Comparison]) -> str:
+    """ ": 1.234x (…)" of the default workload, " on tall: 1.234x (…); default EQUAL, 1.001x (…)" of another."""
+    at = gain.gain_at({workload: SpeedUp.of(one) for workload, one in comparisons.items()})
+    main = comparisons[MAIN]
+    if at == MAIN:
+        return f": {main.describe()}"
+    return f" on {at}: {comparisons[at].describe()}; {MAIN} {main.verdict}, {main.describe()}"
 
 
 def impossible(time_us: float, limit_us: float) -> str:

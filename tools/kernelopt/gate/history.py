@@ -46,7 +46,7 @@ def commit_message(record: Record) -> str:
     compared, action = record.comparison, record.action or "baseline kernel"
     short = textwrap.shorten(action, SUBJECT, placeholder=" …")
     bottleneck = record.profile_evidence.bottleneck_type
-    gain = f", {compared.speedup:.3f}x as fast as {compared.against}" if compared else ""
+    gain = f", {record.gained}" if compared else ""
     paragraphs = [f"{record.version.upper()}: {record.latency_us:.2f} us{gain} | {short}"]
     if short != action:
         paragraphs.append(textwrap.fill(action, 100, break_long_words=False, break_on_hyphens=False))

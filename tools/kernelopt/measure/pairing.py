@@ -12,8 +12,6 @@ LEAST = 0.003
 LEAST_US = 0.064
 # Two kernels are EQUAL when they differ by less than this for certain.
 SAME = 0.01
-# The loss of another workload than the default one that does not yet count as a regression.
-MAX_LOSS = 0.02
 RESAMPLES = 2000
 
 

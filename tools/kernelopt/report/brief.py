@@ -317,13 +317,13 @@ def without_names(text: str, masked: Set[str]) -> str:
 
 def round_line(record: Record) -> str:
     """One round: verdict, latency, what was changed, and how that ended."""
-    gate, expected, pair = record.quality_gate, record.optimization.expected_impact, record.comparison
+    gate, expected = record.quality_gate, record.optimization.expected_impact
     verdict = {"PASS": "accepted", None: "not judged yet"}.get(gate.result, "rejected")
     clauses = [
         record.latency_us and f"{figure(record.latency_us)} us",
         record.action,
         expected and f"expected: {expected}",
-        gate.failure_reason or (pair and f"{pair.speedup:.3f}x against {pair.against}"),
+        gate.failure_reason or record.gained,
     ]
     return f"- {record.version}, {verdict}: " + "; ".join(one_line(part).rstrip(".") for part in clauses if part)
 

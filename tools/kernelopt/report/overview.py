@@ -97,10 +97,9 @@ def reached_line(session: Session) -> str:
 def steps_line(session: Session) -> str:
     """The accepted steps with the greatest paired ratios, each with its action."""
     links = phrases.chain(session.records, session.best)[0] if session.best else []
-    steps = sorted((link for link in links if not link.masked), key=lambda link: -link.comparison.speedup)
+    steps = sorted((link for link in links if not link.masked), key=lambda link: -link.deciding[1].speedup)
     lines = [
-        f"{link.version}, {link.comparison.speedup:.3f}x as fast as {link.comparison.against}: "
-        + phrases.one_line(phrases.change_words(link)).rstrip(".")
+        f"{link.version}, {link.gained}: " + phrases.one_line(phrases.change_words(link)).rstrip(".")
         for link in steps[:GREATEST]
     ]
     words = "; ".join(lines) or "no step that can be shown"

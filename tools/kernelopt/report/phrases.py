@@ -32,7 +32,10 @@ def verdict(record: Record) -> str:
 
 def verdict_line(record: Record) -> str:
     """The verdict with its reason."""
-    reason = record.quality_gate.failure_reason or (record.comparison.verdict if record.comparison else None)
+    reason = record.quality_gate.failure_reason
+    if reason is None and record.deciding:
+        workload, compared = record.deciding
+        reason = compared.verdict if workload == "default" else f"{compared.verdict} on {workload}"
     if verdict(record) == "accepted" and reason is None:
         reason = "the first version"
     return f"{verdict(record)}: {reason}" if reason else verdict(record)

@@ -137,13 +137,13 @@ class ExploredKernel:
         """The speed-up; with several workloads their mean, where it has all."""
         return self.speedup if self.mean is None else self.mean
 
-    def intervals(self, first: str) -> dict[str, tuple[float, float] | None]:
-        """Of the speed-ups, by workload. first: the exploration's."""
-        return {first: self.ci95, **{name: one.ci95 for name, one in self.others.items()}}
+    def cells(self, first: str) -> dict[str, "ExploredKernel | AtWorkload"]:
+        """What was found, by workload. first: the exploration's."""
+        return {first: self, **self.others}
 
     def found(self, first: str) -> str:
         """ "1.004x", and of several workloads "1.004x at default, 0.950x at tall" """
-        speeds = {first: self.speedup, **{name: one.speedup for name, one in self.others.items()}}
+        speeds = {at: one.speedup for at, one in self.cells(first).items()}
         said = {at: "not known to be faster" if speed is None else f"{speed:.3f}x" for at, speed in speeds.items()}
         return ", ".join(f"{text} at {at}" for at, text in said.items()) if self.others else said[first]
 

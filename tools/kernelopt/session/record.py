@@ -7,6 +7,8 @@ order.
 
 from dataclasses import asdict, dataclass
 
+from ..statuses import Speed
+
 
 @dataclass(frozen=True)
 class PreviousComparison:
@@ -189,6 +191,25 @@ class Record:
     def comparison(self) -> PreviousComparison | None:
         """The paired comparison with the best version of that time."""
         return self.performance.comparison_with_previous
+
+    @property
+    def deciding(self) -> tuple[str, PreviousComparison] | None:
+        """(workload, its comparison): the default one; where an accepted version is not FASTER there, the one with the
+        greatest speed-up of those where it is."""
+        main, others = self.comparison, self.performance.comparison_by_workload or {}
+        faster = {at: one for at, one in others.items() if one.verdict == Speed.FASTER}
+        if main is None or not self.passed or main.verdict == Speed.FASTER or not faster:
+            return main and ("default", main)
+        return max(faster.items(), key=lambda item: item[1].speedup)
+
+    @property
+    def gained(self) -> str | None:
+        """ "1.986x as fast as v0", "1.986x as fast as v0 on tall" where that workload decided; None: not compared."""
+        if self.deciding is None:
+            return None
+        workload, compared = self.deciding
+        at = "" if workload == "default" else f" on {workload}"
+        return f"{compared.speedup:.3f}x as fast as {compared.against}{at}"
 
     @property
     def action(self) -> str | None:
