@@ -162,6 +162,16 @@ def test_the_result_says_which_of_its_times_an_exploration_measures(ready):
     assert any(line.startswith("small: 4.74 us, FASTER") for line in lines)
 
 
+def test_the_result_doubts_its_times_once_for_all_workloads(ready):
+    plan, measurement = propose(ready, "v1"), recorded("v1", ready)
+    throttled = replace(measurement.timings["default"].gpu_state, throttle_reasons=("sw_power_cap",))
+    timings = {name: replace(one, gpu_state=throttled) for name, one in measurement.timings.items()}
+    timings["small"] = replace(timings["small"], gpu_us=5.0, warm_us=4.0, call_us=90.0, graph_us=None)
+    lines = settled(ready, "v1", plan, replace(measurement, timings=timings)).lines()
+    assert f"warning: {', '.join(timings)}: the GPU was throttled: sw_power_cap" in lines
+    assert "warning: small: launch-bound: a call takes 90.0 us, of which the GPU works 4.0" in lines
+
+
 @pytest.mark.parametrize(
     ("bound", "library_rate", "sustained_us", "said"),
     [

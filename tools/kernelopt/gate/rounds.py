@@ -15,6 +15,7 @@ from ..errors import Stopped, TimedOut, UsageError
 from ..hardware import roofline
 from ..measure import correctness, pairing, timing, verify
 from ..measure.cases import Case
+from ..measure.latency import Timing
 from ..measure.oracle import Oracle
 from ..measure.timing import TimedWorkload
 from ..session import explorations, platforms, record_store
@@ -87,6 +88,7 @@ class RoundResult:
             paired = f", {comparison.verdict} {comparison.describe()} against {measured.against}" if comparison else ""
             cold = f", GPU time {one.gpu_us:.2f} us cold" if one.gpu_us else ""
             text.append(f"{name}: {one.latency.median_us:.2f} us{cold}{paired}")
+        text += doubts(measured.timings)
         used = measured.utilization
         if used and used.floor_us:
             beyond = roofline.beyond_floor(used)
@@ -98,6 +100,15 @@ class RoundResult:
         if self.commit:
             text.append(f"commit {self.commit}")
         return text
+
+
+def doubts(timings: dict[str, Timing]) -> list[str]:
+    """ "warning: default, small: the GPU was throttled: sw_power_cap": each warning once, with its workloads."""
+    told: dict[str, list[str]] = {}
+    for name, one in timings.items():
+        for warning in one.warnings():
+            told.setdefault(warning, []).append(name)
+    return [f"warning: {', '.join(names)}: {warning}" for warning, names in told.items()]
 
 
 def cold_shares(used: roofline.Utilization, cold_us: float | None) -> str:
