@@ -1157,7 +1157,14 @@ def result_with(workloads: list[str]) -> dict:
     own = {"device": "NVIDIA H200", "workload": "default", "workloads": workloads, "against": None, "compiled": None}
     own |= {"stopped_after_s": None, "wall_s": 17.7, "seconds": {"inputs": 2.2, "compile and check": 9.6}}
     # What the recorded exploration lacks.
-    later = {"probe": False, "wgmma_serialized": None, "started": True, "others": {}, "mean": None}
+    later = {
+        "probe": False,
+        "wgmma_serialized": None,
+        "products_dropped": None,
+        "started": True,
+        "others": {},
+        "mean": None,
+    }
     rows = json.loads((FIXTURES / "exploration" / "e1.json").read_text())["rows"]
     return {**own, "rows": [{**later, **row} for row in rows]}
 
@@ -1379,7 +1386,7 @@ EAGER, BEST = row_of("eager", opponent=True), row_of("best (v2)", opponent=True)
     ],
 )
 def test_the_leader_is_the_fastest_candidate_that_beats_the_best_version(against, rows, expected):
-    other = dict.fromkeys(("timestamp", "device", "workload"), "") | {"wall_s": 1}
+    other = dict.fromkeys(("timestamp", "device"), "") | {"workload": "default", "wall_s": 1}
     exploration = explorations.of_result({**other, "against": against, "rows": rows}, "e1")
     if expected in {row["name"] for row in rows}:
         assert store.leaders(exploration)[0] == expected

@@ -38,7 +38,8 @@ def cell(us: float | None, best_us: float | None = None, **changes) -> dict:
 
 
 def row(name: str, us: float | None, best_us: float | None = None, **changes) -> dict:
-    own = {**dict.fromkeys(explorations.NUMBERS), "kernel_sha256": "", "wgmma_serialized": None, "compiled": None}
+    unknown = (*explorations.NUMBERS, "wgmma_serialized", "products_dropped", "compiled")
+    own = {**dict.fromkeys(unknown), "kernel_sha256": ""}
     own |= {"name": name, "opponent": False, "probe": False, "started": True}
     return {**own, **cell(us, best_us), **changes}
 

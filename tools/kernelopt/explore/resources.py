@@ -16,7 +16,8 @@ from ..profilers import collect, timeline, torch_trace
 class Resources:
     """What the kernel that takes most of a call needs. registers: of a thread. spill_bytes: of local memory a thread,
     the most of any kernel. shared_bytes: of a block. occupancy_pct: theoretical. None: unknown. wgmma_serialized: why
-    ptxas runs the wgmma instructions of one of its kernels one after the other; None where it did not say so."""
+    ptxas runs the wgmma instructions of one of its kernels one after the other; None where it did not say so.
+    products_dropped: of a probe, see probes.left_out."""
 
     kernel: str | None = None
     registers: int | None = None
@@ -24,6 +25,7 @@ class Resources:
     shared_bytes: int | None = None
     occupancy_pct: float | None = None
     wgmma_serialized: str | None = None
+    products_dropped: str | None = None
 
     def to_json(self) -> dict:
         return dict(vars(self))

@@ -30,7 +30,7 @@ from ..measure.cases import Case
 from ..profilers import ncu
 from ..session.subject import KernelUnderTest
 from ..statuses import Status
-from . import halving, resources
+from . import halving, probes, resources
 from .candidates import Candidate, builds_cuda, compiles_torch
 from .entrants import (
     LIFE_S,
@@ -473,17 +473,23 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu_watch.Watch, pl
             state = watch.state(taken.window)
             entrant.sm_clock_mhz = state and state.sm_clock_mhz and state.sm_clock_mhz.median
     folder = Path(sandbox.new_folder("traces"))
+    traces = [folder / f"{number}.json" for number in range(len(living))]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(lambda pair: describe(pair[1], folder / f"{pair[0]}.json", plan.product), enumerate(living)))
+        described = pool.map(lambda one, trace: describe(one, trace, plan.product), living, traces)
+        calls = dict(zip((one.name for one in living), described, strict=True))
+    for name, dropped in probes.left_out(ranked(living), calls).items():
+        probe = next(one for one in living if one.name == name)
+        probe.resources = replace(probe.resources, products_dropped=dropped)
 
 
-def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> None:
-    """Put what a call needs into `resources`. A trace that fails says nothing of the kernel."""
+def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> resources.CompiledCall | None:
+    """Put what a call needs into `resources`; its compiled code. A trace that fails says nothing of the kernel."""
     status, error = entrant.status, entrant.error
     call = entrant.describe(TRACE_S, trace)
     entrant.status, entrant.error = status, error
     if call is not None:
         entrant.resources = resources.of_call(call, trace, product)
+    return call
 
 
 def ranked(entrants: list[Entrant]) -> list[Entrant]:

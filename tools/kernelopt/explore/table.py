@@ -30,7 +30,7 @@ def lines(result: dict, path: Path | None, advises: bool = True) -> list[str]:
         if result["compiled"]:
             notes.append(f"registers, spills, shared memory: {result['compiled']['label']}")
         errors += [(row["name"], text) for row in result["rows"] for text in (*not_compiled(row), *proved(row))]
-    notes += serialized(result["rows"])
+    notes += serialized(result["rows"]) + products_dropped(result["rows"])
     if result["stopped_after_s"] is not None:
         notes.append(f"stopped after {result['stopped_after_s']:.0f} s: what was not finished by then is TIMEOUT")
     notes.append(spent.took(result["wall_s"], result["seconds"]))
@@ -139,6 +139,13 @@ def serialized(rows: list[dict]) -> list[str]:
     by_reason = grouped([(name, reason) for name, reason in reasons if reason])
     said = [f"ptxas serializes wgmma, {reason}: {', '.join(names)}" for reason, names in by_reason.items()]
     return [*said, "what provokes each, and what to do: gpu-wiki/docs/errors/nvcc-ptxas.md"] if said else []
+
+
+def products_dropped(rows: list[dict]) -> list[str]:
+    """The probes that do fewer products than their file's kernel: the compiler drops those whose results nobody reads,
+    so the time says less than the probe's name."""
+    said = [(row["name"], row["products_dropped"]) for row in rows if row["products_dropped"]]
+    return [f"{text}: a product that nobody reads is dropped; keep its results alive" for text in by_text(said)]
 
 
 def proved(row: dict) -> list[str]:

@@ -1,0 +1,48 @@
+"""Probes that leave out more than they say: the compiler drops a product whose results nobody reads."""
+
+import contextlib
+from collections import defaultdict
+
+from ..disassembly import analysis, listing_files, listings
+from ..errors import EnvironmentLacks
+from .entrants import Entrant
+from .resources import CompiledCall
+
+NOWHERE = "RZ"  # ptxas leaves `HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ` where it drops a wgmma
+
+
+def left_out(ranked: list[Entrant], calls: dict[str, CompiledCall | None]) -> dict[str, str]:
+    """By the name of a probe: which products of its file's kernel it lacks. ranked: best first; the first that is no
+    probe has all products. calls: the compiled code of those that still run, by name."""
+    found = {}
+    for probe in (one for one in ranked if one.is_probe and calls.get(one.name)):
+        whole = next((one for one in ranked if is_whole(one, probe) and calls.get(one.name)), None)
+        if whole and (text := words(products(calls[probe.name]), products(calls[whole.name]), whole.name)):
+            found[probe.name] = text
+    return found
+
+
+def is_whole(entrant: Entrant, probe: Entrant) -> bool:
+    """Is it a candidate that leaves out nothing, of the probe's file?"""
+    return entrant.origin == probe.origin and not (entrant.is_probe or entrant.is_opponent)
+
+
+def products(call: CompiledCall) -> dict[str, set[str]]:
+    """The tensor instructions of each kernel in the CUDA C++ of a call, kernels of one name together; empty where
+    nobody can read it."""
+    opcodes: dict[str, set[str]] = defaultdict(set)
+    for file in call.extensions:
+        with contextlib.suppress(EnvironmentLacks, listing_files.Unreadable):
+            for kernel in listings.parse_sass(listing_files.dump(file, ["-sass"], listing_files.USAGE_S)):
+                used = [one for one in kernel.instructions if analysis.meaning_of("sass", one) == "tensor"]
+                opcodes[listings.plain_name(kernel.name)] |= {
+                    one.opcode for one in used if not one.operands.startswith(NOWHERE)
+                }
+    return opcodes
+
+
+def words(probe: dict[str, set[str]], whole: dict[str, set[str]], name: str) -> str | None:
+    """ "product_kernel lacks QGMMA.64x192x32.F32.E4M3.E4M3 of cuda's"; None where nothing is missing."""
+    missing = {kernel: sorted(whole[kernel] - probe[kernel]) for kernel in whole if kernel in probe}
+    said = [f"{kernel} lacks {', '.join(opcodes)} of {name}'s" for kernel, opcodes in missing.items() if opcodes]
+    return "; ".join(said) or None
