@@ -305,13 +305,7 @@ template <int N>
 __device__ __forceinline__ void tile_of(Consumer<Tight>& c, const Shape& s, const Scales& scales, u32 slots, int row, int column, const CUtensorMap* y_map) {
     float sums[Tight::HALVES][N / 2];
     c.multiply_all<N>(sums, s, scales, column);
-    if (PROBE_ == NO_EPILOGUE) {  // a product whose sums nobody reads would be dropped
-        u32 read = 0;
-        #pragma unroll
-        for (int i = 0; i < N; ++i) read ^= __float_as_uint(sums[i / (N / 2)][i % (N / 2)]);
-        if (read == 0x9e3779b9) asm volatile("trap;");
-        return;
-    }
+    if (PROBE_ == NO_EPILOGUE && s.steps) return;  // always, but ptxas does not know: it drops a product that nobody reads
     const int own = c.warp * 16 + c.lane % 8 + c.lane / 8 % 2 * 8;  // the row of 64 whose address this lane gives to stmatrix
     constexpr int SLICES = Tight::HALVES * N / 64, COUNT = SLOTS_ < SLICES ? SLOTS_ : SLICES;
     #pragma unroll
