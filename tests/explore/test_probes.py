@@ -35,6 +35,16 @@ def test_a_probe_that_multiplies_nothing_is_named(code):
     assert probes.left_out([PROBE, entrant("cuda")], calls) == {PROBE.name: LACKS}
 
 
+def test_a_probe_is_held_against_the_candidate_with_the_nearest_constants(code):
+    """On an H200 probes with products of 64 columns were held against the best candidate, whose have 128."""
+    probe = entrant("cuda[N=64,PROBE=1]", config={"N": 64, "PROBE": 1}, is_opponent=True, is_probe=True)
+    near, best = entrant("cuda[N=64]", config={"N": 64}), entrant("cuda", config={})
+    calls = {best.name: code("whole"), near.name: code("no_epilogue"), probe.name: code("no_epilogue")}
+    assert probes.left_out([probe, best, near], calls) == {}
+    calls = {best.name: code("no_epilogue"), near.name: code("whole"), probe.name: code("no_epilogue")}
+    assert list(probes.left_out([probe, best, near], calls)) == [probe.name]
+
+
 def test_a_probe_with_all_products_is_not_named(code):
     assert probes.left_out([PROBE, entrant("cuda")], dict.fromkeys(("cuda", PROBE.name), code("whole"))) == {}
 

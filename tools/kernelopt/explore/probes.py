@@ -12,11 +12,12 @@ NOWHERE = "RZ"  # ptxas leaves `HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ` where it d
 
 
 def left_out(ranked: list[Entrant], calls: dict[str, CompiledCall | None]) -> dict[str, str]:
-    """By the name of a probe: which products of its file's kernel it lacks. ranked: best first; the first that is no
-    probe has all products. calls: the compiled code of those that still run, by name."""
-    found = {}
-    for probe in (one for one in ranked if one.is_probe and calls.get(one.name)):
-        whole = next((one for one in ranked if is_whole(one, probe) and calls.get(one.name)), None)
+    """By the name of a probe: which products it lacks of the candidate of its file with the nearest constants. ranked:
+    best first. calls: the compiled code of those that still run, by name."""
+    found, known = {}, [one for one in ranked if calls.get(one.name)]
+    for probe in (one for one in known if one.is_probe):
+        others = [one for one in known if is_whole(one, probe)]
+        whole = min(others, key=lambda one: differing(one, probe), default=None)
         if whole and (text := words(products(calls[probe.name]), products(calls[whole.name]), whole.name)):
             found[probe.name] = text
     return found
@@ -25,6 +26,12 @@ def left_out(ranked: list[Entrant], calls: dict[str, CompiledCall | None]) -> di
 def is_whole(entrant: Entrant, probe: Entrant) -> bool:
     """Is it a candidate that leaves out nothing, of the probe's file?"""
     return entrant.origin == probe.origin and not (entrant.is_probe or entrant.is_opponent)
+
+
+def differing(entrant: Entrant, probe: Entrant) -> int:
+    """Number of constants that differ."""
+    ours, its = entrant.config, probe.config
+    return sum(ours.get(name) != its.get(name) for name in ours.keys() | its.keys())
 
 
 def products(call: CompiledCall) -> dict[str, set[str]]:
