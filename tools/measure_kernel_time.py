@@ -90,9 +90,8 @@ def lines(timed: Timing, comparison: pairing.Comparison | None, against: str | N
         f"{timed.clock}) on {timed.device}, workload {timed.workload}"
     ]
     if timed.gpu_us:
-        text.append(
-            f"GPU time {timed.gpu_us:.2f} us cold, {timed.warm_us:.2f} us warm; a call takes {timed.call_us:.2f} us"
-        )
+        warm = f", {timed.warm_words} warm" if timed.warm_words else ""
+        text.append(f"GPU time {timed.gpu_us:.2f} us cold{warm}; a call takes {timed.call_us:.2f} us")
     if timed.gpu_state:
         text.append(timed.gpu_state.describe())
     if comparison:

@@ -142,6 +142,13 @@ def test_warnings_name_what_a_reader_should_know():
     assert apart.warnings() and not replace(apart, kernels=[{}] * 3).warnings()
 
 
+def test_a_warm_time_that_its_clock_cannot_tell_is_not_told():
+    """On an H200 a call of 4.6 us, 34 us on the host, had 0.00 us warm."""
+    short = replace(TIMING, call_us=34.3, warm_us=0.0, graph_us=5.6)
+    assert short.warm_words is None and TIMING.warm_words.endswith(" us")
+    assert short.warnings() == ["launch-bound: a call takes 34.3 us, 5.6 us from a CUDA graph"]
+
+
 def test_a_timing_comes_back_from_its_json():
     state = GpuState(4, Spread(900, 1600, 1800), None, None, None, ("sw_power_cap",), (77,))
     for timed in (TIMING, replace(TIMING, gpu_state=state)):

@@ -14,6 +14,8 @@ LAUNCH_BOUND = 1.5  # a call that takes this multiple of its GPU time waits for 
 # kernel too.
 CLOCKS_US = 2.0  # for each kernel
 CLOCKS_SHARE = 0.05
+# A warm call is timed by another process's clock, in stretches of a hundred calls whose ends it knows to 0.1 ms.
+SHORTEST_US = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,11 @@ class Timing:
         """Does a caller wait for launches rather than for the GPU? None without a GPU."""
         return self.call_us > LAUNCH_BOUND * self.warm_us if self.gpu_us else None
 
+    @property
+    def warm_words(self) -> str | None:
+        """ "3.28 us"; None where the clock that timed warm calls tells nothing of so short ones."""
+        return f"{self.warm_us:.2f} us" if self.warm_us >= SHORTEST_US else None
+
     def warnings(self) -> list[str]:
         """Warnings for a reader of these times."""
         return [*self._doubts_about_clocks(), *self._doubts_about_conditions()]
@@ -83,8 +90,9 @@ class Timing:
 
     def _doubts_about_conditions(self) -> Iterator[str]:
         if self.launch_bound:
+            works = f", of which the GPU works {self.warm_us:.1f}" if self.warm_words else ""
             graph = f", {self.graph_us:.1f} us from a CUDA graph" if self.graph_us else ""
-            yield f"launch-bound: a call takes {self.call_us:.1f} us, of which the GPU works {self.warm_us:.1f}{graph}"
+            yield f"launch-bound: a call takes {self.call_us:.1f} us{works}{graph}"
         if self.gpu_state and self.gpu_state.throttle_reasons:
             yield f"the GPU was throttled: {', '.join(self.gpu_state.throttle_reasons)}"
         if self.gpu_state and self.gpu_state.foreign_processes:
