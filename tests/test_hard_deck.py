@@ -12,10 +12,12 @@ import sysconfig
 
 import forks_with_torch
 import pytest
-from conftest import BUNDLE, STAND_INS, compiled_for_hopper, made_once, tool_json
+from conftest import BUNDLE, STAND_INS, compiled_for_hopper, early_arrivals, made_once, tool_json
 from kernelopt.device import programs
 
 DECK = BUNDLE / "benchmarks" / "hard_deck"
+BLOCK_SCALES = DECK / "fp8_block_product" / "candidates"
+COMMON_KERNELS = {"product_kernel", "few_rows_kernel", "realign_kernel"}  # of halves and wide
 KEEP_MAPS = ["fp8_product/candidates/tma", "fp8_block_product/candidates/tma", "moe_up/candidates/roles"]
 PROBLEMS = sorted(path.parent for path in DECK.glob("*/about.json"))
 
@@ -222,6 +224,27 @@ def test_the_fp8_product_for_hopper_compiles_without_spills_and_with_wgmma_in_fl
         assert bool(kernel["tensor_instructions"]) == (kernel["name"] != "realign_kernel")
 
 
+def test_the_wide_product_with_block_scales_compiles_without_spills_and_with_wgmma_in_flight(compile_here, tmp_path):
+    """A stage is freed behind the loads of its scales: ptxas lets an arrival pass loads whose values the code takes
+    later."""
+    kernels = compiled_for_hopper(compile_here, BLOCK_SCALES / "wide.py", "--emit", tmp_path)
+    assert {kernel["name"] for kernel in kernels} == {"wide_kernel", *COMMON_KERNELS}
+    for kernel in kernels:
+        assert kernel["stack_bytes"] == kernel["spill_bytes"] == 0, kernel
+        assert "wgmma_serialized" not in kernel["remarks"], kernel
+        assert all(".E4M3.E4M3" in name for name in kernel["tensor_instructions"])
+        assert bool(kernel["tensor_instructions"]) == (kernel["name"] != "realign_kernel")
+    assert early_arrivals(tmp_path / "sm_90a" / "wide_kernel.cubin") == []  # a file has all kernels
+
+
+def test_the_wide_product_with_block_scales_keeps_the_kernels_of_halves():
+    texts = [(BLOCK_SCALES / f"{name}.py").read_text() for name in ("halves", "wide")]
+    for kernel in COMMON_KERNELS:
+        begins = [text.index(f" {kernel}(const") for text in texts]
+        former, present = (text[begin : text.index("\n}\n", begin)] for text, begin in zip(texts, begins, strict=True))
+        assert former == present, kernel
+
+
 def test_candidates_that_keep_tensor_maps_do_it_alike():
     def launcher(name):
         text = (DECK / name).read_text()
@@ -258,7 +281,7 @@ def cuda_runtime(shared_folder):
     return runtime, built
 
 
-X, W, Y, SCALE_X, SCALE_W, COPIES, STREAM = (number << 20 for number in range(1, 8))
+X, W, Y, SCALE_X, SCALE_W, COPIES, STREAM, SCALE_COPIES = (number << 20 for number in range(1, 9))
 
 
 def test_the_launcher_of_the_fp8_product_hands_over_its_arguments(cuda_runtime):
@@ -287,6 +310,55 @@ def test_the_launcher_of_the_fp8_product_hands_over_its_arguments(cuda_runtime):
     wanted.value = 6
     assert call(32, 640, 512) == 1 and grid[0] == 10
     assert words[:4] == [X, W, SCALE_X, SCALE_W] and words[5] == Y
+
+
+@pytest.fixture(scope="module")
+def wide_product(cuda_runtime):
+    """A call of wide.py's extension on the stand-in: the launches, the last grid, and the tensor maps as (address,
+    columns, rows, pitch)."""
+    runtime, built = cuda_runtime
+    candidate = runpy.run_path(str(BLOCK_SCALES / "wide.py")) | {"PROBE_": 0}
+    run = built(candidate, "fp8_block_wide", ["WIDE_GROUP", "HALVES", "BN", "STAGES", "GROUP", "PROBE_"]).run
+    maps = (ctypes.c_uint64 * 256).in_dll(runtime, "maps")
+    launched, encoded = (ctypes.c_int.in_dll(runtime, name) for name in ("launched", "encoded"))
+
+    def call(rows, columns, depth, arguments, copies=0, scale_copies=0):
+        before, first = launched.value, encoded.value
+        ctypes.c_int.in_dll(runtime, "wanted").value = arguments
+        assert run(X, W, Y, SCALE_X, SCALE_W, copies, scale_copies, rows, columns, depth, STREAM) == 0
+        assert ctypes.c_uint64.in_dll(runtime, "stream").value == STREAM
+        made = [tuple(maps[4 * (at % 64) : 4 * (at % 64) + 4]) for at in range(first, encoded.value)]
+        return launched.value - before, (ctypes.c_uint * 3).in_dll(runtime, "grid")[0], made
+
+    return runtime, call
+
+
+def test_the_launcher_of_the_wide_product_hands_over_its_arguments(wide_product):
+    runtime, call = wide_product
+    words = (ctypes.c_uint64 * 16).in_dll(runtime, "words")
+    x, lines = (X, 4096, 4096, 4096), (W, 4096, 2, 4096)  # pairs of rows of w
+    scales = (SCALE_X, 32, 4096, 128), (SCALE_W, 32, 56, 128)
+    assert call(4096, 7168, 4096, 7) == (1, 132, [x, lines, *scales])
+    assert words[4] == Y and words[5] == 4096 | 7168 << 32 and words[6] & 0xFFFFFFFF == 0x3F800000  # 1.0
+    assert call(32, 7168, 4096, 6) == (1, 112, [(X, 4096, 32, 4096), (W, 4096, 7168, 4096)])
+    assert words[2:5] == [SCALE_X, SCALE_W, Y]
+    copied = [(COPIES, 4128, 1021, 4128), (COPIES + 1021 * 4128, 4128, 7100, 4128)]
+    copied += [(SCALE_COPIES, 33, 1021, 144), (SCALE_COPIES + 1021 * 144, 33, 56, 144)]
+    assert call(1021, 7100, 4127, 8, COPIES, SCALE_COPIES) == (2, 132, copied)
+    assert (ctypes.c_uint * 3).in_dll(runtime, "former_grid")[0] == 1021 + 7100
+    assert words[5] == Y and words[6] & 0xFFFFFFFF == 0  # not by TMA
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "depth", "blocks", "pairs"),
+    [(65, 32, 512, 2, True), (300, 544, 1024, 12, True), (300, 544, 768, 0, False), (300, 560, 1024, 0, False)],
+)
+def test_the_wide_product_takes_whole_turns_of_k_and_whole_lines_of_columns(
+    wide_product, rows, columns, depth, blocks, pairs
+):
+    launches, grid, maps = wide_product[1](rows, columns, depth, 7 if pairs else 8)
+    assert launches == 1 and (maps[1] == (W, depth, 2, depth)) == pairs
+    assert grid == (blocks if pairs else 2 * 2 * 3)
 
 
 # Configurations of its SPACE
@@ -463,6 +535,32 @@ def test_a_product_with_block_scales_is_the_sum_over_its_blocks():
             k = slice(128 * block, 128 * block + 128)
             expected[:, n] += x[:, k] @ weight[n, k] * scale_x[:, block] * scale_w[n // 128, block]
     torch.testing.assert_close(task["Model"]()(x, weight, scale_x, scale_w), expected.to(torch.bfloat16))
+
+
+E4M3, SCALES = "float8_e4m3fn", "float32"
+REFUSED = {
+    "do not fit together": [
+        ((64, 512), (256, 256), (64, 4), (2, 4), E4M3, SCALES),
+        ((64, 512), (256, 512), (64, 3), (2, 4), E4M3, SCALES),
+        ((64, 512), (257, 512), (64, 4), (2, 4), E4M3, SCALES),
+    ],
+    "too long": [((64, 128), (2**30, 128), (64, 1), (2**23, 1), E4M3, SCALES)],
+    "must be float8_e4m3fn": [
+        ((64, 512), (256, 512), (64, 4), (2, 4), "float8_e5m2", SCALES),
+        ((64, 512), (256, 512), (64, 4), (2, 4), E4M3, "float64"),
+    ],
+}
+
+
+@pytest.mark.parametrize("candidate", ["halves", "wide"])
+@pytest.mark.parametrize(("said", "given"), [(said, one) for said, cases in REFUSED.items() for one in cases])
+def test_products_with_block_scales_refuse_what_they_cannot_take(candidate, said, given):
+    torch = pytest.importorskip("torch")
+    *shapes, operands, scales = given
+    dtypes = [getattr(torch, name) for name in (operands, operands, scales, scales)]
+    inputs = [torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in zip(shapes, dtypes, strict=True)]
+    with pytest.raises(ValueError, match=said):
+        runpy.run_path(str(BLOCK_SCALES / f"{candidate}.py"))["kernel_function"](*inputs)
 
 
 def test_one_row_by_tl_dot_compiles_with_k_split(tmp_path, monkeypatch):
