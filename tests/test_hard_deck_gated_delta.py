@@ -4,6 +4,7 @@ what is refused. A GPU alone says whether carry and walk are right, and all toge
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import itertools
 import math
@@ -100,11 +101,17 @@ template <class T> const T* of_all(T value) {  // of each lane; there until the 
     __syncwarp();
     return all;
 }
+static u32 __ballot_sync(u32, bool in) {
+    const bool* all = of_all(in);
+    u32 bits = 0;
+    for (int i = 0; i < 32; ++i) bits |= u32(all[i]) << i;
+    return bits;
+}
 static int __reduce_max_sync(u32, int value) {
     const int* all = of_all(value);
     return *std::max_element(all, all + 32);
 }
-static float __shfl_sync(u32, float value, int from) { return of_all(value)[from]; }
+template <class T> T __shfl_sync(u32, T value, int from) { return of_all(value)[from]; }
 static float __uint_as_float(u32 bits) { float value; memcpy(&value, &bits, 4); return value; }
 static u32 rounded(float value) {  // to bf16, to the nearest, of two the even one
     u32 bits;
@@ -162,15 +169,20 @@ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 @FOLD@
 namespace walk {
 constexpr int PART = 64;
+static uint4 load_four(const uint8_t* from) { return lds<uint4>(from); }
 @SHAPE@
 struct Problem {
     const int4* order;
     int heads, pairs, clusters, stretches;
+    uint8_t* matrices;
     int pieces() const { return 2 * stretches; }
+    @FLAGS@
 };
+@PLACES@
 @PAIR@
 @EACH_PAIR@
 @EACH_PIECE@
+@SKIPPED@
 }
 
 static fold::Problem problem(const int64_t* offsets, int heads, int sequences, int4* order) {
@@ -219,11 +231,19 @@ extern "C" int pairs(const int64_t* offsets, int heads, int sequences, int clust
 }
 // The pieces of each cluster of carry, or of walk, in their order: cluster, sequence, head, first token, tokens, piece,
 // whether M is looked for, the number of what carry finds, or of where walk begins; and how many steps, and of each the
-// number of what is taken.
+// number of what is taken. With flags walk leaves out steps.
 template <int WORK> int pieces(const walk::Problem& p, int clusters, int (*found)[24]) {
     int count = 0;
-    for (blockIdx.y = 0; blockIdx.y < clusters; ++blockIdx.y)
-        walk::each_piece<WORK>(p, [&](const walk::Pair& pair) {
+    for (blockIdx.y = 0; blockIdx.y < clusters; ++blockIdx.y) {
+        walk::Places at = {};
+        if (WORK == walk::PIECES && p.matrices) {
+            int skipped[32];
+            run_warp([&] { skipped[threadIdx.x] = walk::skipped_of<walk::Shape<PIECEWISE, WORK>>(p); });
+            for (int one : skipped)
+                if (one != skipped[0]) return -1;
+            at.skipped = skipped[0];
+        }
+        walk::each_piece<WORK>(p, at, [&](const walk::Pair& pair) {
             int* to = found[count++];
             const bool in_carry = WORK == walk::CARRY;
             const int line[9] = {blockIdx.y, pair.sequence, pair.head, pair.first, pair.tokens, pair.piece, pair.matrix,
@@ -231,14 +251,17 @@ template <int WORK> int pieces(const walk::Problem& p, int clusters, int (*found
             memcpy(to, line, sizeof line);
             for (int i = 0; i < to[8]; ++i) to[9 + i] = pair.slot_of(i);
         });
+    }
     return count;
 }
-extern "C" int cut(const int64_t* offsets, int heads, int sequences, int stretches, int in_carry, int (*found)[24]) {
+extern "C" int cut(const int64_t* offsets, int heads, int sequences, int stretches, int in_carry, uint8_t* flags,
+                   int (*found)[24]) {
     std::vector<int4> order(sequences, int4{-1, 0, 0, 0});
     const fold::Problem sorted = problem(offsets, heads, sequences, order.data());
     for (blockIdx.x = 0; blockIdx.x < sorted.sorters(); ++blockIdx.x)
         run_warp([&] { fold::sort(fold::memory, sorted); });
-    const walk::Problem p = {order.data(), heads, sequences * heads, 0, stretches};
+    walk::Problem p = {order.data(), heads, sequences * heads, 0, stretches};
+    if (flags) p.matrices = flags - (p.flags(0) - p.matrices);
     const int clusters = p.pairs * (p.pieces() - in_carry);
     return in_carry ? pieces<walk::CARRY>(p, clusters, found) : pieces<walk::PIECES>(p, clusters, found);
 }
@@ -271,12 +294,18 @@ def inserted(candidate) -> dict[str, str]:
     record = between(walk, "((int64_t)(pair.first", "* RECORD")
     return {
         "LAYOUT": candidate["LAYOUT"],
-        "CONSTANTS": "".join(f"#define {name} {candidate[name]}\n" for name in ("FOLD_BLOCKS", "DEPENDENT")),
+        "CONSTANTS": "".join(
+            f"#define {name} {candidate[name]}\n" for name in ("FOLD_BLOCKS", "DEPENDENT", "BESIDE", "SKIP")
+        )
+        + f"#define PIECEWISE {', '.join(map(str, candidate['PIECEWISE']))}\n",
         "FOLD": candidate["FOLD"],
         "SHAPE": between(walk, "enum { WHOLE", "\n};"),
+        "FLAGS": between(walk, "__device__ __forceinline__ uint8_t* flags", "\n    }"),
+        "PLACES": between(walk, "struct Places {", "\n};"),
         "PAIR": between(walk, "struct Pair {", "\n};"),
         "EACH_PAIR": between(walk, "template <class F> __device__ __forceinline__ void each_pair", "\n}"),
         "EACH_PIECE": between(walk, "template <int WORK, class F> __device__ __forceinline__ void each_piece", "\n}"),
+        "SKIPPED": between(walk, "template <class S> __device__ __forceinline__ int skipped_of", "\n}"),
         "RECORD": f"(const uint8_t*)nullptr + {record}",
         "SHAPES": "".join(f"shape<{', '.join(map(str, one))}>(to[{i}]); " for i, one in enumerate(shapes(candidate))),
     }
@@ -291,19 +320,33 @@ def shapes(candidate) -> list[tuple[int, int, int, int]]:
     return [(*one.get(name, candidate[name]), work) for one in candidate["SPACE"] for name, work in WORKS.items()]
 
 
+FORMS = [(1, 2), (1, 1), (0, 2), (0, 0)]  # BESIDE, and SKIP
+
+
 @pytest.fixture(scope="module")
-def counting(candidate, tmp_path_factory):
-    """fold, and what walk counts, as a library of the CPU."""
+def countings(candidate, tmp_path_factory):
+    """fold, and what walk counts, as libraries of the CPU, by (BESIDE, SKIP)."""
     if shutil.which("g++") is None:
         pytest.skip("fold, and what walk counts, is compiled with g++")
-    text = ON_CPU
-    for name, piece in inserted(candidate).items():
-        text = text.replace(f"@{name}@", piece)
-    folder = tmp_path_factory.mktemp("counting")
-    (folder / "counting.cpp").write_text(text)
-    command = ["g++", "-w", "-std=c++17", "-O1", "-shared", "-fPIC", folder / "counting.cpp", "-o"]
-    subprocess.run([*command, folder / "counting.so"], check=True)
-    return ctypes.CDLL(str(folder / "counting.so"))
+
+    @functools.cache
+    def of(beside, skip):
+        text = ON_CPU
+        for name, piece in inserted(candidate | {"BESIDE": beside, "SKIP": skip}).items():
+            text = text.replace(f"@{name}@", piece)
+        folder = tmp_path_factory.mktemp("counting")
+        (folder / "counting.cpp").write_text(text)
+        command = ["g++", "-w", "-std=c++17", "-O1", "-shared", "-fPIC", folder / "counting.cpp", "-o"]
+        subprocess.run([*command, folder / "counting.so"], check=True)
+        return ctypes.CDLL(str(folder / "counting.so"))
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def counting(candidate, countings):
+    """The library of the candidate as it is."""
+    return countings(candidate["BESIDE"], candidate["SKIP"])
 
 
 def test_a_record_has_the_size_that_is_allocated_and_its_panel_the_swizzle_of_128_bytes(candidate, counting):
@@ -314,12 +357,13 @@ def test_a_record_has_the_size_that_is_allocated_and_its_panel_the_swizzle_of_12
         assert counting.at(row, part) == plain ^ (plain >> 7 & 7) << 4
 
 
-def test_every_configuration_fits_the_kernel(candidate, counting):
+@pytest.mark.parametrize("beside", [0, 1])
+def test_every_configuration_fits_the_kernel(candidate, countings, beside):
     """The constants that there are; the static_asserts of walk's Shape are compiled, too."""
     for constants in candidate["SPACE"]:
         assert set(constants) <= set(candidate["CHOSEN"])
     lines = ((ctypes.c_int * 12) * len(shapes(candidate)))()
-    counting.shapes(lines)
+    countings(beside, 2).shapes(lines)
     for (cluster, stages, slots, work), line in zip(shapes(candidate), lines, strict=True):
         solved, values, queries, gates, full, used, stage, ready, slot, staging, shared, apart = line
         assert apart == (cluster == 4) and solved == 2 * 8192 and values == solved + 8192
@@ -331,7 +375,7 @@ def test_every_configuration_fits_the_kernel(candidate, counting):
         assert full == gates + 768 and used + 8 <= stage and ready == 3 * 8192 and ready + 16 <= slot
         assert stage % 1024 == slot % 1024 == 0  # the swizzle counts from there
         assert staging == stages * stage + slots * slot
-        assert shared == staging + 8192 * (work != CARRY) <= 232448
+        assert shared == staging + 8192 * (work != CARRY or beside) <= 232448  # outputs, or zeros for the chain of M
 
 
 def of_fold(counting) -> SimpleNamespace:
@@ -414,10 +458,13 @@ CUT = {
 }
 
 
-def cut(counting, lengths, heads, stretches, in_carry=0) -> list[SimpleNamespace]:
-    """The pieces that clusters of carry, or of walk, take, in their order."""
+def cut(counting, lengths, heads, stretches, in_carry=0, flags=None) -> list[SimpleNamespace]:
+    """The pieces that clusters of carry, or of walk, take, in their order. flags: what carry says of M and A, (number,
+    16) in int32; without them walk leaves out no step."""
     rows = ((ctypes.c_int * 24) * (4 * stretches * heads * len(lengths)))()
-    count = counting.cut(offsets_of(lengths), heads, len(lengths), stretches, in_carry, rows)
+    at = None if flags is None else ctypes.c_void_p(flags.data_ptr())
+    count = counting.cut(offsets_of(lengths), heads, len(lengths), stretches, in_carry, at, rows)
+    assert count > 0  # all lanes leave out the same steps
     names = "cluster sequence head first tokens piece matrix number steps".split()
     lines = [list(row) for row in rows[:count]]
     return [SimpleNamespace(**dict(zip(names, one, strict=False)), taken=one[9 : 9 + one[8]]) for one in lines]
@@ -425,9 +472,10 @@ def cut(counting, lengths, heads, stretches, in_carry=0) -> list[SimpleNamespace
 
 @pytest.mark.parametrize("lengths", CUT.values(), ids=CUT)
 @pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
-def test_the_pieces_of_walk_are_all_chunks_of_each_sequence_once(counting, lengths, stretches):
+@pytest.mark.parametrize("beside", [0, 1])
+def test_the_pieces_of_walk_are_all_chunks_of_each_sequence_once(countings, lengths, stretches, beside):
     heads, offsets = 2, offsets_of(lengths)
-    found = cut(counting, lengths, heads, stretches)
+    found = cut(countings(beside, 2), lengths, heads, stretches)
     assert [one.cluster for one in found] == list(range(2 * stretches * heads * len(lengths)))  # one each
     for sequence, head in itertools.product(range(len(lengths)), range(heads)):
         own = [one for one in found if (one.sequence, one.head) == (sequence, head)]
@@ -439,12 +487,31 @@ def test_the_pieces_of_walk_are_all_chunks_of_each_sequence_once(counting, lengt
             assert one.tokens >= 0 and (one.first - offsets[sequence]) % 64 == 0
         assert max(one.tokens for one in own) <= 64 * -(-lengths[sequence] // (128 * stretches))
     assert [one.steps for one in found] == sorted((one.steps for one in found), reverse=True)
+    most = max(one.steps for one in found)
+    assert most == (2 * stretches - 2 if beside else stretches - 1)
 
 
 @pytest.mark.parametrize("lengths", CUT.values(), ids=CUT)
 @pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
-def test_carry_goes_over_the_pieces_of_walk_but_the_last_and_finds_a_and_m(counting, lengths, stretches):
-    heads = 2
+def test_carry_goes_over_each_piece_but_the_last_once_and_its_two_chains_find_a_and_m(countings, lengths, stretches):
+    """BESIDE: a cluster has one piece. Those of piece 0, which has no M, are the first: the kernel counts on it."""
+    heads, counting = 2, countings(1, 2)
+    found = cut(counting, lengths, heads, stretches, in_carry=1)
+    pairs = heads * len(lengths)
+    assert [one.cluster for one in found] == list(range((2 * stretches - 1) * pairs))
+    for one in found:
+        assert not one.matrix and (one.cluster < pairs) == (one.piece == 0)
+    parts = {(one.sequence, one.head, one.piece): (one.first, one.tokens) for one in found}
+    of_walk = cut(counting, lengths, heads, stretches)
+    of_walk = {(one.sequence, one.head, one.piece): (one.first, one.tokens) for one in of_walk}
+    assert parts == {key: part for key, part in of_walk.items() if key[2] < 2 * stretches - 1}
+    assert sorted(one.number for one in found) == list(range((2 * stretches - 1) * pairs))
+
+
+@pytest.mark.parametrize("lengths", CUT.values(), ids=CUT)
+@pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
+def test_carry_goes_over_the_pieces_of_walk_but_the_last_and_finds_a_and_m(countings, lengths, stretches):
+    heads, counting = 2, countings(0, 0)
     found = cut(counting, lengths, heads, stretches, in_carry=1)
     assert {one.cluster for one in found} == set(range((2 * stretches - 1) * heads * len(lengths)))
     for _, own in itertools.groupby(found, lambda one: one.cluster):
@@ -487,9 +554,12 @@ def after_chunks(model, parts, state):
     return state
 
 
-def found_by_carry(model, jobs, parts, states) -> tuple[dict, dict]:
+def found_by_carry(model, jobs, parts, states, beside) -> tuple[dict, dict]:
     """A and M by their numbers, in float64. parts: k, v, g and beta of all tokens of a head; a head's states."""
     found, width = ({}, {}), parts[0].shape[1]
+    if beside:  # the second chain of each cluster but those of piece 0
+        second = [SimpleNamespace(**vars(one) | {"cluster": -one.cluster, "matrix": 1}) for one in jobs if one.piece]
+        jobs = jobs + second
     for _, own in itertools.groupby(jobs, lambda one: one.cluster):
         state = None
         for one in own:
@@ -502,24 +572,76 @@ def found_by_carry(model, jobs, parts, states) -> tuple[dict, dict]:
     return found
 
 
+def flags_of(added, matrices, numbers) -> torch.Tensor:
+    """What carry says of each number, (numbers, 16) in int32. Of eight parts of M the largest in bf16, without its
+    sign, as the upper half of a word; and of eight of A whether they are not finite."""
+    flags = torch.zeros(numbers, 16, dtype=torch.int32)
+    for number, a in added.items():
+        flags[number, 8:] = torch.tensor([int(not part.isfinite().all()) for part in a.flatten().chunk(8)])
+        largest = [part.abs().max() for part in matrices.get(number, torch.ones(8)).flatten().chunk(8)]
+        flags[number, :8] = torch.stack(largest).bfloat16().view(torch.int16).int() << 16
+    return flags
+
+
+GATES = {"weak": -0.02, "some M of 0": -0.8, "products of 0": -0.35, "all M of 0": -4.0}
+
+
 @pytest.mark.parametrize("lengths", [[700], [1], [0, 300, 1030], [64 * 9]], ids=str)
-@pytest.mark.parametrize("stretches", [1, 2, 3, 5, 8])
-def test_steps_over_the_stretches_before_a_piece_give_the_recurrences_state(counting, reference, lengths, stretches):
-    """In float64, with what carry finds and walk takes; the numbers of both are the kernel's."""
+@pytest.mark.parametrize("stretches", [1, 2, 3, 8])
+@pytest.mark.parametrize("gates", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_steps_over_what_is_before_a_piece_give_the_recurrences_state(
+    countings, reference, lengths, stretches, gates, form
+):
+    """In float64, with what carry finds and walk takes; the numbers of both, and the steps left out, are the
+    kernel's."""
     torch.manual_seed(0)
-    tokens, width = sum(lengths), 16
+    tokens, width, counting = sum(lengths), 16, countings(*form)
     k = torch.nn.functional.normalize(torch.randn(tokens, width), dim=-1).double()
-    v, g = torch.randn(tokens, width).double(), -0.02 * torch.rand(tokens).double()  # so weak that M is not about 0
+    v, g = torch.randn(tokens, width).double(), gates * torch.rand(tokens).double()
     parts, states = (k, v, g, torch.rand(tokens).double()), torch.randn(len(lengths), width, width).double()
-    added, matrices = found_by_carry(reference, cut(counting, lengths, 1, stretches, in_carry=1), parts, states)
+    jobs = cut(counting, lengths, 1, stretches, in_carry=1)
+    added, matrices = found_by_carry(reference, jobs, parts, states, form[0])
+    flags = flags_of(added, matrices, (2 * stretches - 1) * len(lengths))
     offsets = offsets_of(lengths)
-    for one in cut(counting, lengths, 1, stretches):
+    for one in cut(counting, lengths, 1, stretches, flags=flags):
         state = added[one.number] if one.piece else states[one.sequence]
         for number in one.taken:
             state = matrices[number] @ state + added[number]
         before = slice(offsets[one.sequence], max(offsets[one.sequence], min(one.first, offsets[one.sequence + 1])))
         expected = after_tokens([x[before] for x in parts], states[one.sequence])
         torch.testing.assert_close(state, expected, rtol=1e-9, atol=1e-9)
+
+
+TINY = 2.0**-133  # the smallest in bf16
+LEFT_OUT = {  # the largest of M of pieces 1 to 6; the piece whose A is not finite, or 0; steps left out by SKIP 1 and 2
+    "none is small": ([1.0] * 6, 0, 0, 0),
+    "one is 0": ([1, 1, 0, 1, 1, 1], 0, 3, 3),
+    "the last of two": ([1, 0, 1, 1, 0, 1], 0, 5, 5),
+    "all are 0": ([0.0] * 6, 0, 6, 6),
+    "an A is not finite": ([0.0] * 6, 2, 0, 0),
+    "one is as small as can be": ([1, 1, 1, 1, 1, TINY], 0, 0, 0),
+    "two, and no more than a bound": ([1, 1, 1, 2.0**-72, 2.0**-72, 1], 0, 0, 0),
+    "a product of two": ([1, 1, 1, 1, 2.0**-72, 2.0**-72], 0, 0, 5),
+    "a product above the bound": ([1, 1, 1, 1, 2.0**-69, 2.0**-69], 0, 0, 0),
+    "a product of two, and then one of 0": ([1, 2.0**-80, 2.0**-80, 1, 0, 1], 0, 5, 5),
+    "a product of all": ([2.0**-30] * 6, 0, 0, 1),
+    "a large one behind": ([1, 1, 1, 2.0**-100, 2.0**-60, 2.0**60], 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize(("largest", "broken", "by_one", "by_products"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_walk_leaves_out_what_is_before_an_m_or_a_product_that_is_0(countings, largest, broken, by_one, by_products):
+    """Of 8 pieces of 2 pairs, for the last one, which has 6 steps. The other pair's flags say that all M are 0."""
+    flags = torch.zeros(14, 16, dtype=torch.int32)
+    flags[:7, :8] = torch.tensor([0, *largest]).bfloat16().view(torch.int16).int()[:, None] << 16
+    flags[:7, :7] //= 2**16 * 4  # one warp alone has the largest of M
+    flags[:7, :7] *= 2**16
+    flags[broken, 15] = broken > 0
+    for skip, expected in {0: 0, 1: by_one, 2: by_products}.items():
+        last, other = (one for one in cut(countings(1, skip), [4096], 2, 4, flags=flags) if one.piece == 7)
+        assert 6 - last.steps == last.number == expected and other.steps == 6 * (not skip)
+        assert last.taken == list(range(expected + 1, 7))
 
 
 IN_PIECES = {  # pairs: chunks a sequence, at least
@@ -617,11 +739,19 @@ def assert_solved(counting, record, k, g, beta):
     assert not of_gates[2, inside:].any()
 
 
-@pytest.fixture(scope="module")
-def compiled(compile_here, tmp_path_factory) -> tuple[list[dict], Path]:
+@pytest.fixture(scope="module", params=[{}, {"BESIDE": 0, "SKIP": 0}], ids=["as it is", "by stretches"])
+def compiled(compile_here, tmp_path_factory, request) -> tuple[list[dict], Path]:
     """What compile_kernel.py says of the kernels, and the folder of their code."""
-    folder = tmp_path_factory.mktemp("code")
-    return compiled_for_hopper(compile_here, FILE, "--emit", folder), folder / "sm_90a"
+    folder, file = tmp_path_factory.mktemp("code"), FILE
+    if request.param:
+        file, text = folder / "candidates" / FILE.name, FILE.read_text()
+        file.parent.mkdir()
+        shutil.copy(FILE.parents[1] / "reference.py", folder)
+        for name, value in request.param.items():
+            text, count = re.subn(rf"^{name} = \d+$", f"{name} = {value}", text, flags=re.MULTILINE)
+            assert count == 1
+        file.write_text(text)
+    return compiled_for_hopper(compile_here, file, "--emit", folder), folder / "sm_90a"
 
 
 def test_the_kernels_compile_without_spills_and_with_wgmma_in_flight(compiled):
@@ -664,7 +794,8 @@ def test_no_copy_has_the_descriptor_that_is_an_illegal_instruction(listings):
 
 
 def test_walk_and_carry_wait_and_their_warpgroups_ask_for_no_more_registers_than_there_are(listings):
-    """384 threads have 168 registers each. A warpgroup that asks for more than the others leave waits for ever. fold
+    """384 threads have 168 registers each. A warpgroup that asks for more than the others leave waits for ever. BESIDE
+    carry's first two, each with a chain, ask by one instruction. fold
     and carry let the next kernel be launched, carry once it has waited: what waits for carry waits for fold, too."""
     carries = [name for name in listings if re.search(r"walk_kernel\w*ShapeILi\d+ELi\d+ELi\d+ELi1E", name)]
     assert len(carries) == 1
@@ -675,6 +806,9 @@ def test_walk_and_carry_wait_and_their_warpgroups_ask_for_no_more_registers_than
         assert len(waits) == is_walk and len(lets) == (not is_walk or name in carries), name
         assert not (waits and lets) or waits[0] < lets[0], name
         counts = [int(line.split()[-1], 16) for line in found(lines, "USETMAXREG")]
+        if name in carries and len(counts) == 2:
+            assert sorted(counts) == [40, 232]
+            counts.append(max(counts))
         assert len(counts) == 3 * is_walk and sum(counts) <= 3 * 168, (name, counts)
 
 
@@ -1034,7 +1168,7 @@ def test_records_and_the_order_of_sequences_have_the_room_that_the_kernels_use(c
 
 
 def test_what_carry_finds_has_its_room_between_the_records_and_the_order(candidate, gpu, names):
-    """Of each piece but the last of a pair A in fp32 and M in bf16."""
+    """Of each piece but the last of a pair A in fp32, M in bf16, and 16 words of flags."""
     made = []
     names["torch"] = SimpleNamespace(
         **{**vars(torch), "empty": lambda size, **_: made.append(size) or torch.empty(size, dtype=torch.uint8)}
@@ -1046,7 +1180,7 @@ def test_what_carry_finds_has_its_room_between_the_records_and_the_order(candida
     *_, given = called(candidate, gpu, **longer)
     records, order, stretches, found = given[7], given[8], *given[17:]
     assert stretches == 8 and found - records == (24 + 1) * 2 * 8960 and found % 16 == 0
-    assert order - found == pairs * (2 * stretches - 1) * (4 + 2) * 128 * 128 and order % 16 == 0
+    assert order - found == pairs * (2 * stretches - 1) * ((4 + 2) * 128 * 128 + 64) and order % 16 == 0
     assert made == [order - records + 16]
 
 

@@ -37,11 +37,19 @@ carry: with few pairs of long sequences most SMs would have nothing to do, while
 So a sequence is cut into pieces there, which walk takes side by side. carry finds what leads to their states.
 * Over any stretch of chunks a state S becomes M S + A. Both are states themselves: M is what the identity becomes
   where v is 0, and A what 0 becomes. In the first stretch A is what the given state becomes, and M is not needed.
-* A cluster takes a stretch, for M or for A. Its chain is walk's, without outputs.
-* A stretch is two pieces, and carry stores M, in bf16, or A, in fp32, after each. So walk has twice as many pieces as
-  carry has stretches: its chain shares an SM with the outputs, and takes longer a chunk.
-* A cluster of walk first takes M S + A over the stretches before its piece. S is two operands of bf16 there, of which
-  the second is what the first does not hold. No cluster of a launch waits for another one.
+* BESIDE: a cluster takes a piece. One warpgroup finds A, another M, and both take the same stages. Their chains are
+  walk's, without outputs. Piece 0 has no M. walk takes a step for each piece before its own but the first.
+* Else a cluster takes a stretch of two pieces, for M or for A: its chain is faster a chunk, but goes over two pieces.
+  It stores M or A after each piece, so walk takes one map for both, where it can: half as many steps.
+* carry stores M in bf16 and A in fp32. A cluster of walk first takes M S + A over what is before its piece. S is two
+  operands of bf16 there, of which the second is what the first does not hold. No cluster of a launch waits for another
+  one.
+* SKIP: where an M is 0 in bf16, as it is when gates let nothing pass, walk leaves out what was before it: 0 S = 0. So
+  it does where a product of several M, up to the last one, is 0 by a bound: the product of their largest, times 128 for
+  each but one. It does not where an A is not finite. carry stores flags for it.
+* Neither pays alone: `one` takes 47.6 us with both, 51.1 with BESIDE, 50.8 with SKIP 2, and 50.5 with none. Both lose
+  where gates keep more than a piece: no M is 0 then, and with BESIDE walk takes up to twice as many steps. With gates
+  0.01 times as strong both take 51.8 us, SKIP alone 52.6, and none 50.2 (H200, 2026-11-29, events around cold calls).
 """
 
 import torch
@@ -69,26 +77,25 @@ FEW_PAIRS = 24
 CARRIED = (2, 6, 0)
 PIECEWISE = (2, 3, 2)
 # Where sequences are cut into pieces: pairs from and to, and chunks of a sequence at least, on average. By events
-# around cold calls (H200, 2026-11-29) pieces take 34.7 and 36.4 us for 40.3 with 8 pairs of 24 chunks, 49.4 to 51.0 for
-# 51.3 with 16 of 32, and 183.4 to 187.6 for 211.0 with 32 of 128, the only measurement above 16 pairs. With 16 chunks,
-# and with 16 pairs of 24, they gain 0.9 us at most, or lose. 17 to FEW_PAIRS pairs were not measured: there whole
-# sequences have FEW, whose chain is faster than that of MANY, and pieces would have one stretch.
+# around cold calls (H200, 2026-11-29), with BESIDE 0 and SKIP 0, pieces take 34.7 and 36.4 us for 40.3 with 8 pairs of
+# 24 chunks, 49.4 to 51.0 for 51.3 with 16 of 32, and 183.4 to 187.6 for 211.0 with 32 of 128, the only measurement
+# above 16 pairs. With 16 chunks, and with 16 pairs of 24, they gain 0.9 us at most, or lose. 17 to FEW_PAIRS pairs were
+# not measured: there whole sequences have FEW, whose chain is faster than that of MANY, and pieces would have one
+# stretch.
 PIECES = ((1, 8, 24), (9, 16, 32), (25, 33, 128))
-STRETCHES = 8  # of a sequence at most. walk's last piece takes a step for each but one
+STRETCHES = 8  # of a sequence at most, of two pieces each
 CLUSTERS = 66  # of two blocks: as many as an H200 has SMs for
-FOUND = 3 * 32768  # bytes that carry stores for the end of a piece: A in fp32, M in bf16
+FOUND = 3 * 32768 + 64  # bytes that carry stores for the end of a piece: A in fp32, M in bf16, flags
+# Whether a cluster of carry finds M and A of a piece (1), or one of them over two pieces (0); whether walk leaves out
+# what is before an M of 0 (1), or before several whose product must be 0 (2), or nothing (0).
+BESIDE = 1
+SKIP = 2
 # walk may be launched, and set up its blocks where SMs are free, when fold has ended (0), when all blocks of fold have
 # stored (1), or when all have started (2). It reads nothing before fold has ended. Where there is carry all this holds
 # for carry, and walk may be launched when carry has ended (0), or when all its blocks have started (1, 2).
 DEPENDENT = 1
-CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS CARRIED PIECEWISE DEPENDENT".split()  # what the CUDA C++ takes
-SPACE = [
-    {},
-    {"DEPENDENT": 2},
-    {"DEPENDENT": 0},
-    {"FOLD_BLOCKS": 12},
-    {"FOLD_BLOCKS": 12, "DEPENDENT": 2},
-]
+CHOSEN = "FOLD_BLOCKS MANY FEW FEW_PAIRS CARRIED PIECEWISE DEPENDENT BESIDE SKIP".split()  # what the CUDA C++ takes
+SPACE = [{}, {"SKIP": 1}, {"BESIDE": 0, "SKIP": 0}]  # they differ where sequences are cut alone
 
 
 def wgmma(n):
@@ -261,6 +268,13 @@ __device__ __forceinline__ float load_float(u32 at) {
 __device__ __forceinline__ float2 load_floats(u32 at) {
     float2 r;
     asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(r.x), "=f"(r.y) : "r"(at) : "memory");
+    return r;
+}
+// 16 bytes of what the kernel before has written, past the L1.
+__device__ __forceinline__ uint4 load_four(const uint8_t* from) {
+    uint4 r;
+    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(from) : "memory");
     return r;
 }
 __device__ __forceinline__ void store_float(u32 at, float value) {
@@ -653,15 +667,17 @@ namespace walk {
 // A warpgroup for the chain, one for the outputs, and one of which some threads fetch and send. The compiler has 168
 // registers a thread for three; the third leaves most of its own to the others.
 constexpr int GROUP = 128, THREADS = 3 * GROUP, OF_CHAIN = 240, OF_OUTPUTS = 200, OF_THIRD = 56;
+constexpr int OF_BOTH = 232, OF_BOTH_THIRD = 40;  // of carry with two chains
 constexpr int PART = 64;  // columns of V of a block: the rows of its products
 
-// What a cluster goes over: whole pairs; a stretch, in carry; a piece.
+// What a cluster goes over: whole pairs; a stretch or a piece, in carry; a piece.
 enum { WHOLE, CARRY, PIECES };
 
 template <int CLUSTER_, int STAGES_, int SLOTS_, int WORK_ = WHOLE> struct Shape {
     static constexpr int CLUSTER = CLUSTER_, STAGES = STAGES_, SLOTS = SLOTS_, WORK = WORK_;
     static constexpr bool APART = CLUSTER == 4;           // blocks 0 and 1 have the chain, 2 and 3 the outputs
     static constexpr bool OUTPUTS = WORK != CARRY;
+    static constexpr bool BOTH = WORK == CARRY && BESIDE;  // the second warpgroup has a chain, too: that of M
     static constexpr int BOX_ROWS = 2 * CHUNK / CLUSTER;  // of a panel of k: what a block fetches
     // Bytes. A stage: keys; T and the block's columns of v; queries; gates. T and v are in other blocks than queries,
     // or in the same. Or it is a state, fp32, 32 columns and then the others; or M, bf16. A slot: S^T, then c^T.
@@ -672,7 +688,8 @@ template <int CLUSTER_, int STAGES_, int SLOTS_, int WORK_ = WHOLE> struct Shape
     static constexpr u32 GATES_AT = QUERIES + 2 * PANEL, FULL = GATES_AT + GATES, EMPTY = FULL + 8, USED = FULL + 16;
     static constexpr u32 STATES = 3 * PANEL, READY = STATES, PASSED = READY + 8;
     static constexpr u32 STAGE = GATES_AT + 1024, SLOT = STATES + 1024, SLOTS_AT = STAGES * STAGE;
-    static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + OUTPUTS * PANEL;
+    // At STAGING outputs go out; or there are zeros in place of v, for the chain of M.
+    static constexpr u32 STAGING = SLOTS_AT + SLOTS * SLOT, SHARED_BYTES = STAGING + (OUTPUTS || BOTH) * PANEL;
     static_assert(CLUSTER == 2 || (CLUSTER == 4 && WORK == WHOLE), "blocks of a cluster");
     static_assert(SHARED_BYTES <= 232448 && STAGES > 1, "a block must fit");
     static_assert(SLOTS >= 2 * OUTPUTS, "a chain must be a slot ahead");
@@ -690,6 +707,11 @@ struct Problem {
     uint8_t* matrices;
     int stretches;
     __host__ __device__ __forceinline__ int pieces() const { return 2 * stretches; }
+    // Behind all M, of what was found for the end of a piece: for each of eight warps the largest of its part of M, a
+    // bf16 without its sign in the upper half of a word; and for each of eight whether its part of A is not finite.
+    __device__ __forceinline__ uint8_t* flags(int slot) const {
+        return matrices + pairs * (pieces() - 1) * (int64_t)(4 * PANEL) + slot * 64;
+    }
 };
 
 template <int N> struct Number { __device__ constexpr operator int() const { return N; } };
@@ -697,19 +719,28 @@ template <int N> struct Number { __device__ constexpr operator int() const { ret
 struct Places {
     u32 base, rank;       // everything has the same place in all blocks of a cluster
     bool chain, outputs;  // what this block does
+    int skipped;          // steps that walk leaves out before its piece
     __device__ __forceinline__ int half() const { return rank % 2; }  // of the columns of V
 };
 
 // A pair, or a piece of one. What carry finds for the end of piece i has the number slot + i.
 struct Pair {
     int sequence, head, first, tokens, slot, piece;
-    bool matrix;  // in carry, M: the state begins as the identity, and v is 0
+    bool matrix;  // in carry, M, where that has a cluster of its own: the state begins as the identity, and v is 0
+    int skipped;
     __device__ __forceinline__ int row(int heads) const { return (sequence * heads + head) * WIDTH; }  // of its state
-    // How walk gets the state before a piece. Before piece 0 it is given; before pieces 1 and 2 carry has found it.
-    // From that before piece 2 steps lead to the others, each over a stretch; to odd pieces the last is over one piece.
-    __device__ __forceinline__ int steps() const { return piece < 3 ? 0 : (piece - 1) / 2; }
-    __device__ __forceinline__ int first_slot() const { return slot + min(piece, 2) - 1; }
-    __device__ __forceinline__ int slot_of(int step) const { return slot + min(3 + 2 * step, piece - 1); }
+    // How walk gets the state before a piece. Before piece 0 it is given; before piece 1 carry has found it, and from
+    // there a step leads over each piece. Without BESIDE carry has found it before piece 2, too; from there steps lead
+    // over a stretch each, to odd pieces the last over one piece. Number 0 is the A to begin with, the steps' follow.
+    __device__ __forceinline__ int all_steps() const {
+        return BESIDE ? max(0, piece - 1) : piece < 3 ? 0 : (piece - 1) / 2;
+    }
+    __device__ __forceinline__ int slot_of_number(int i) const {
+        return BESIDE ? slot + i : slot + (i ? min(1 + 2 * i, piece - 1) : min(piece, 2) - 1);
+    }
+    __device__ __forceinline__ int steps() const { return all_steps() - skipped; }
+    __device__ __forceinline__ int first_slot() const { return slot_of_number(skipped); }
+    __device__ __forceinline__ int slot_of(int step) const { return slot_of_number(skipped + 1 + step); }
 };
 
 // The cluster's pairs, to and fro over the sorted ones. Each is looked up a pair ahead.
@@ -725,24 +756,51 @@ template <class F> __device__ __forceinline__ void each_pair(const Problem& p, F
     }
 }
 
-// The cluster's pieces. In carry they are a stretch's, for A or for M, in the order A, then A and M of each next
-// stretch. The last stretch has one piece there, since nothing is behind the other. In walk the pieces with the most
-// steps come first.
-template <int WORK, class F> __device__ __forceinline__ void each_piece(const Problem& p, F&& act) {
+// The cluster's pieces. In carry it is one; or they are a stretch's, for A or for M, in the order A, then A and M of
+// each next stretch. The last stretch has one piece there, since nothing is behind the other. In walk the pieces with
+// the most steps come first.
+template <int WORK, class F> __device__ __forceinline__ void each_piece(const Problem& p, const Places& at, F&& act) {
     const int jobs = p.pieces() - (WORK == CARRY), index = blockIdx.y % p.pairs, job = blockIdx.y / p.pairs;
     const int4 line = p.order[index / p.heads];
     const int size = (line.z + p.pieces() * CHUNK - 1) / (p.pieces() * CHUNK) * CHUNK;  // tokens of a piece
-    const int from = WORK == CARRY ? (job + 1) / 2 * 2 : jobs - 1 - job;
-    const int end = WORK == CARRY ? min(from + 2, jobs) : from + 1;
+    constexpr bool STRETCH = WORK == CARRY && !BESIDE;
+    const int from = STRETCH ? (job + 1) / 2 * 2 : WORK == CARRY ? job : jobs - 1 - job;
+    const int end = STRETCH ? min(from + 2, jobs) : from + 1;
     #pragma unroll 1
     for (int i = from; i < end; ++i)
         act(Pair{line.x, index % p.heads, line.y + i * size, max(0, min(size, line.z - i * size)),
-                 index * (p.pieces() - 1), i, WORK == CARRY && job > 0 && job % 2 == 0});
+                 index * (p.pieces() - 1), i, STRETCH && job > 0 && job % 2 == 0, WORK == PIECES ? at.skipped : 0});
+}
+// How many steps walk leaves out: those up to the last one whose M, or its product with all later ones, is 0; none
+// where an A is not finite, since 0 times it is not 0.
+template <class S> __device__ __forceinline__ int skipped_of(const Problem& p) {
+    if (!SKIP || S::WORK != PIECES) return 0;
+    const int lane = threadIdx.x % 32;
+    Pair pair = {};
+    pair.slot = blockIdx.y % p.pairs * (p.pieces() - 1), pair.piece = p.pieces() - 1 - blockIdx.y / p.pairs;
+    u32 largest = 1, bad = 0;
+    const int steps = pair.all_steps();
+    if (pair.piece && lane <= steps) {
+        const uint8_t* flags = p.flags(pair.slot_of_number(lane));
+        const uint4 a = load_four(flags), b = load_four(flags + 16);
+        const uint4 c = load_four(flags + 32), d = load_four(flags + 48);
+        largest = max(max(max(a.x, a.y), max(a.z, a.w)), max(max(b.x, b.y), max(b.z, b.w)));
+        bad = c.x | c.y | c.z | c.w | d.x | d.y | d.z | d.w;
+    }
+    // All of an M are below 2^(exponent - 126), and of a product of n below 2^(7 (n - 1)) times that of each: less than
+    // 2^-134 is 0 in bf16.
+    const int size = !largest ? -10000 : SKIP == 2 ? (int)(largest >> 23) - 119 : 10000;
+    int sum = 0, skipped = 0;
+    for (int i = pair.piece ? steps : 0; i > 0 && !skipped; --i) {
+        sum = SKIP == 2 ? sum + __shfl_sync(~0u, size, i) : __shfl_sync(~0u, size, i);
+        if (sum <= -127) skipped = i;
+    }
+    return __ballot_sync(~0u, bad != 0) ? 0 : skipped;
 }
 
-template <int WORK, class F> __device__ __forceinline__ void each_part(const Problem& p, F&& act) {
+template <int WORK, class F> __device__ __forceinline__ void each_part(const Problem& p, const Places& at, F&& act) {
     if constexpr (WORK == WHOLE) each_pair(p, act);
-    else each_piece<WORK>(p, act);
+    else each_piece<WORK>(p, at, act);
 }
 
 // Which of COUNT stages or slots is next, and the parity of its barriers. Kept from one to the next: what is computed
@@ -852,7 +910,7 @@ template <class S> __device__ __forceinline__ void produce(const Problem& p, con
             stage.next();
         }
     };
-    each_part<S::WORK>(p, [&](const Pair& pair) {
+    each_part<S::WORK>(p, at, [&](const Pair& pair) {
         const bool values = at.chain && !pair.matrix;
         const u32 bytes = 2 * PANEL + GATES + PANEL * (at.chain + values + 2 * at.outputs);
         const uint8_t* record =
@@ -871,6 +929,7 @@ template <class S> __device__ __forceinline__ void produce(const Problem& p, con
         }
     });
     greet(0);
+    if (S::BOTH) stage.next(), greet(0);  // for M
     for (int i = 0; i < S::STAGES; ++i) stage.next(), stage.wait(S::EMPTY, 1);
 }
 
@@ -896,15 +955,20 @@ template <class S> __device__ __forceinline__ void release(const Problem& p, con
         }
         tell();
     };
-    each_part<S::WORK>(p, [&](const Pair& pair) {
+    each_part<S::WORK>(p, at, [&](const Pair& pair) {
         swapped();
-        if (S::WORK == CARRY) matrix = pair.matrix ? pair.slot + pair.piece : -1;
+        if (S::WORK == CARRY && !S::BOTH) matrix = pair.matrix ? pair.slot + pair.piece : -1;
         if (S::WORK == CARRY) row = (pair.slot + pair.piece) * WIDTH;
         else row = S::WORK == WHOLE || pair.piece == p.pieces() - 1 ? pair.row(p.heads) : -1;
         for (int i = 0; S::WORK == PIECES && i < 2 * pair.steps(); ++i) stage.wait(S::USED), tell();
         for (int done = 0; done < pair.tokens; done += CHUNK) stage.wait(S::USED), tell();
     });
     swapped();
+    if (S::BOTH) {  // M, which piece 0 has none of
+        if (blockIdx.y < p.pairs) row = -1;
+        else matrix = row / WIDTH;
+        swapped();
+    }
     if (S::WORK == CARRY) wait_until_written();
 }
 
@@ -912,7 +976,7 @@ template <class S> __device__ __forceinline__ void release(const Problem& p, con
 // has used them.
 template <class S> __device__ __forceinline__ void send(const Problem& p, const Places& at) {
     Slots<S> slot(at);
-    each_part<S::WORK>(p, [&](const Pair& pair) {
+    each_part<S::WORK>(p, at, [&](const Pair& pair) {
         for (int done = 0; done < pair.tokens; done += CHUNK, slot.next()) {
             slot.wait(S::READY);
             copy_there(in_block(slot.place, at.rank + 2), slot.place, S::STATES,
@@ -940,8 +1004,8 @@ template <bool TAKE, bool PUT> __device__ __forceinline__ void swap(float (&stat
     }
 }
 // The thread's part of the identity.
-__device__ __forceinline__ void set_one(float (&state)[2][32], int half) {
-    const int lane = threadIdx.x % 32, column = half * PART + threadIdx.x / 32 * 16 + lane / 4, channel = lane % 4 * 2;
+__device__ __forceinline__ void set_one(float (&state)[2][32], int half, u32 thread) {
+    const int lane = threadIdx.x % 32, column = half * PART + thread / 32 * 16 + lane / 4, channel = lane % 4 * 2;
     #pragma unroll
     for (int i = 0; i < 64; ++i) state[i / 32][i % 32] = i / 4 * 8 + channel + i % 2 == column + i % 4 / 2 * 8;
 }
@@ -959,9 +1023,9 @@ __device__ __forceinline__ void load_factors(float2 (&factors)[8], u32 from) {
     #pragma unroll
     for (int i = 0; i < 8; ++i) factors[i] = load_floats(from + (8 * i + threadIdx.x % 4 * 2) * 4);
 }
-// Columns of v as the sums of p^T lie.
-__device__ __forceinline__ void load_values(float (&values)[32], u32 from) {
-    const int lane = threadIdx.x % 32, token = lane / 16 * 8 + lane % 8, part = threadIdx.x / 32 * 2 + lane / 8 % 2;
+// Columns of v as the sums of p^T lie. thread: of the warpgroup.
+__device__ __forceinline__ void load_values(float (&values)[32], u32 from, u32 thread) {
+    const int lane = threadIdx.x % 32, token = lane / 16 * 8 + lane % 8, part = thread / 32 * 2 + lane / 8 % 2;
     #pragma unroll
     for (int i = 0; i < 4; ++i) {
         u32 v[4];
@@ -994,12 +1058,17 @@ __device__ __forceinline__ void scale(u32 (&a)[4][4], const float (&c)[32], cons
     for (int i = 16 * HALF; i < 16 * HALF + 16; i += 2)
         a[i / 8][i % 8 / 2] = packed(c[i] * ends[i / 4].x, c[i + 1] * ends[i / 4].y);
 }
-// Keys behind the end become zeros, for the product with c: those zeros do not make a NaN one.
-__device__ __forceinline__ void cut_keys(u32 keys, int inside) {
+// Keys behind the end become zeros, for the product with c: those zeros do not make a NaN one. By all chains.
+template <int COUNT> __device__ __forceinline__ void cut_keys(u32 keys, int inside) {
     const int part = threadIdx.x % 16;
-    for (int row = inside + threadIdx.x / 16; row < CHUNK; row += GROUP / 16)
+    for (int row = inside + threadIdx.x / 16; row < CHUNK; row += COUNT / 16)
         store_zeros(keys + part / 8 * PANEL + panel_at(row, part % 8));
-    async_sees(), barrier_of<GROUP>(1);
+    async_sees(), barrier_of<COUNT>(1);
+}
+// A warp's flag: the largest of its threads'.
+__device__ __forceinline__ void store_flag(uint8_t* flags, int which, u32 flag) {
+    const u32 largest = __reduce_max_sync(~0u, flag);
+    if (threadIdx.x % 32 == 0) *reinterpret_cast<u32*>(flags + which * 4) = largest;
 }
 
 constexpr u32 NONE = ~0u;  // no stage
@@ -1014,6 +1083,9 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
     Stages<S> stage(at);
     Slots<S> slot(at);
     u32 last = NONE;  // the stage before
+    const bool of_matrix = S::BOTH && threadIdx.x >= GROUP;
+    const u32 thread = S::BOTH ? threadIdx.x % GROUP : threadIdx.x;
+    constexpr int ALL = S::BOTH ? 2 * GROUP : GROUP;
     auto change_of = [&](auto is_first, int inside) {
         float sums[32], values[32];
         float2 starts[8];
@@ -1030,11 +1102,12 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
         half_of_sums(Number<0>()), half_of_sums(Number<1>());
         if (!is_first || (S::WORK != WHOLE && last != NONE)) arrive_of_warp(last + S::USED);
         const u32 gates = stage.place + S::GATES_AT;
-        load_values(values, stage.place + S::VALUES), load_factors(starts, gates + GATE);
+        load_values(values, of_matrix ? at.base + S::STAGING : stage.place + S::VALUES, thread);
+        load_factors(starts, gates + GATE);
         const float decay = load_float(gates + 2 * GATE - 4);
         #pragma unroll
         for (int i = 0; i < 64; ++i) state[i / 32][i % 32] *= decay;
-        if (inside < CHUNK) cut_keys(stage.place, inside);
+        if (inside < CHUNK) cut_keys<ALL>(stage.place, inside);
         if (S::OUTPUTS) {
             slot.wait(S::PASSED, 1);
             store_lines(slot.place, before[0]), store_lines(slot.place, before[1], 4);
@@ -1073,19 +1146,31 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
     };
     auto used = [&] { async_sees(), arrive_of_warp(stage.place + S::USED), stage.next(); };
     auto swap_states = [&] { stage.wait(S::FULL), swap<true, true>(state, stage.place), used(); };
-    auto put_found = [&](bool matrix) {
+    auto skip = [&] { stage.wait(S::FULL), arrive_of_warp(stage.place + S::USED), stage.next(); };
+    auto put_found = [&](bool matrix, int slot) {
+        u32 flag = 0;
         stage.wait(S::FULL);
         if (matrix) {
             as_operand(before[0], state[0]), as_operand(before[1], state[1]);
             store_lines(stage.place, before[0]), store_lines(stage.place, before[1], 4);
-        } else swap<false, true>(state, stage.place);
+            #pragma unroll
+            for (int i = 0; i < 32; ++i) {
+                const u32 two = before[i / 16][i % 16 / 4][i % 4];
+                flag = max(flag, max(two & 0x7fff0000, two << 16 & 0x7fff0000));
+            }
+        } else {
+            #pragma unroll
+            for (int i = 0; i < 64; ++i) flag |= (__float_as_uint(state[i / 32][i % 32]) & 0x7f800000) == 0x7f800000;
+            swap<false, true>(state, stage.place);
+        }
         used();
+        if (SKIP && S::WORK == CARRY) store_flag(p.flags(slot), (matrix ? 0 : 8) + at.half() * 4 + thread / 32, flag);
     };
     // Of a stretch but the first, in carry. For M there is no v: its place is zeros in all stages, where nothing comes.
     auto set_state = [&](bool matrix) {
         stage.wait(S::FULL);
         if (matrix) {
-            set_one(state, at.half());
+            set_one(state, at.half(), thread);
             #pragma unroll 1
             for (int i = 0; i < S::STAGES; ++i)
                 #pragma unroll
@@ -1094,6 +1179,19 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
             barrier_of<GROUP>(1);
         }
         used();
+    };
+    // Of both chains of carry; the state before piece 0 is given.
+    auto begin_both = [&](bool is_first) {
+        if (of_matrix) {
+            set_one(state, at.half(), thread);
+            #pragma unroll
+            for (int i = 0; i < PANEL; i += GROUP * 16) store_zeros(at.base + S::STAGING + i + thread * 16);
+            barrier_of<GROUP>(2);
+        }
+        stage.wait(S::FULL);
+        if (of_matrix || !is_first) return used();
+        swap<true, false>(state, stage.place);
+        last = stage.place, stage.next();
     };
     // The state before, by carry or given. Its stage is freed behind the products that take what was loaded.
     auto take_state = [&] {
@@ -1126,21 +1224,38 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
         arrive_of_warp(stage.place + S::USED);
         last = NONE, stage.next();
     };
-    bool matrix = false;
+    bool matrix = of_matrix;
+    int found = 0;  // the number of what the chain finds
     auto begin = [&](const Pair& pair) {
         if (S::WORK == WHOLE) return swap_states();
         last = NONE;
-        if (S::WORK == PIECES || !pair.piece) take_state();
-        else if (pair.piece % 2) put_found(pair.matrix);
-        else set_state(pair.matrix);
-        matrix = pair.matrix;
+        found = pair.slot + pair.piece;
+        if constexpr (S::BOTH) {
+            begin_both(!pair.piece);
+        } else {
+            if (S::WORK == PIECES || !pair.piece) take_state();
+            else if (pair.piece % 2) put_found(pair.matrix, found - 1);
+            else set_state(pair.matrix);
+            matrix = pair.matrix;
+        }
         #pragma unroll 1
         for (int i = 0; S::WORK == PIECES && i < pair.steps(); ++i) step();
         if (pair.tokens || last == NONE) return;
         swap<false, true>(state, last);  // takes what was loaded
         async_sees(), arrive_of_warp(last + S::USED);
     };
-    each_part<S::WORK>(p, [&](const Pair& pair) {
+    if (S::BOTH && of_matrix && blockIdx.y < p.pairs) {  // piece 0 has no M
+        skip();
+        each_part<S::WORK>(p, at, [&](const Pair& pair) {
+            for (int left = pair.tokens; left > 0; left -= CHUNK) {
+                stage.wait(S::FULL);
+                if (left < CHUNK) cut_keys<ALL>(stage.place, left);
+                arrive_of_warp(stage.place + S::USED), stage.next();
+            }
+        });
+        return skip(), skip();
+    }
+    each_part<S::WORK>(p, at, [&](const Pair& pair) {
         begin(pair);
         if (pair.tokens) {
             int left = pair.tokens;
@@ -1155,8 +1270,10 @@ template <class S> __device__ __forceinline__ void chain(const Problem& p, const
             arrive_of_warp(last + S::USED);
         }
     });
-    if (S::WORK == WHOLE) swap_states();
-    else put_found(matrix);
+    if (S::WORK == WHOLE) return swap_states();
+    if (S::BOTH && of_matrix) skip();  // the stage for A
+    put_found(matrix, found);
+    if (S::BOTH && !of_matrix) skip();
 }
 
 // Sums of gates at the thread's rows, row and row + 8.
@@ -1239,7 +1356,7 @@ template <class S> __device__ __forceinline__ void outputs(const Problem& p, con
     auto skip_state = [&] { stage.wait(S::FULL), arrive_of_warp(stage.place + S::USED), stage.next(); };
     __nv_bfloat16* out = p.out;
     int inside = 0;  // tokens of the chunk before, whose outputs are not stored yet
-    each_part<S::WORK>(p, [&](const Pair& pair) {
+    each_part<S::WORK>(p, at, [&](const Pair& pair) {
         for (int i = S::WORK == PIECES ? 2 * pair.steps() : 0; i >= 0; --i) skip_state();
         for (int done = 0; done < pair.tokens; done += CHUNK) {
             multiply_pairs();
@@ -1260,7 +1377,7 @@ template <class S> __device__ __forceinline__ Places set_up(u32 base) {
         for (int i = 0; i < S::STAGES; ++i) {
             const u32 stage = base + i * S::STAGE;
             bar_init(stage + S::FULL, 1), bar_init(stage + S::EMPTY, S::CLUSTER);
-            bar_init(stage + S::USED, 4 * (chain + outputs));  // warps
+            bar_init(stage + S::USED, 4 * (S::BOTH ? 2 : chain + outputs));  // warps
         }
         for (int i = 0; i < S::SLOTS; ++i) {
             const u32 slot = base + S::SLOTS_AT + i * S::SLOT;
@@ -1270,15 +1387,23 @@ template <class S> __device__ __forceinline__ Places set_up(u32 base) {
         for (int i = 0; i < S::SLOTS && !chain; ++i) bar_expect(base + S::SLOTS_AT + i * S::SLOT + S::READY, S::STATES);
     }
     cluster_barrier();
-    return {base, rank, chain, outputs};
+    return {base, rank, chain, outputs, 0};
 }
 
 template <class S> __global__ void __launch_bounds__(THREADS, 1) walk_kernel(const __grid_constant__ Problem p) {
     extern __shared__ __align__(1024) uint8_t memory[];
-    const Places at = set_up<S>(shared_address(memory));
+    Places at = set_up<S>(shared_address(memory));
     if (DEPENDENT) wait_for_before();
     if (DEPENDENT && S::WORK == CARRY) let_walk_start();
-    if (threadIdx.x < GROUP) {
+    at.skipped = skipped_of<S>(p);
+    if (S::BOTH && threadIdx.x < 2 * GROUP) {
+        take_registers<OF_BOTH>();
+        chain<S>(p, at);
+    } else if (S::BOTH) {
+        leave_registers<OF_BOTH_THIRD>();
+        if (threadIdx.x == 2 * GROUP) produce<S>(p, at);
+        if (threadIdx.x == 2 * GROUP + 32) release<S>(p, at);
+    } else if (threadIdx.x < GROUP) {
         take_registers<OF_CHAIN>();
         if (at.chain) chain<S>(p, at);
     } else if (threadIdx.x < 2 * GROUP) {
