@@ -1,7 +1,9 @@
 """Probes that leave out more than they say: the compiler drops a product whose results nobody reads."""
 
 import contextlib
+import os
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 
 from ..disassembly import analysis, listing_files, listings
 from ..errors import EnvironmentLacks
@@ -14,13 +16,16 @@ NOWHERE = "RZ"  # ptxas leaves `HGMMA.64x8x16.F16 RZ, gdesc[URZ], RZ` where it d
 def left_out(ranked: list[Entrant], calls: dict[str, CompiledCall | None]) -> dict[str, str]:
     """By the name of a probe: which products it lacks of the candidate of its file with the nearest constants. ranked:
     best first. calls: the compiled code of those that still run, by name."""
-    found, known = {}, [one for one in ranked if calls.get(one.name)]
+    known = [one for one in ranked if calls.get(one.name)]
+    pairs = {}  # a probe -> what it is held against
     for probe in (one for one in known if one.is_probe):
-        others = [one for one in known if is_whole(one, probe)]
-        whole = min(others, key=lambda one: differing(one, probe), default=None)
-        if whole and (text := words(products(calls[probe.name]), products(calls[whole.name]), whole.name)):
-            found[probe.name] = text
-    return found
+        if others := [one for one in known if is_whole(one, probe)]:
+            pairs[probe.name] = min(others, key=lambda one: differing(one, probe)).name
+    names = list({*pairs, *pairs.values()})
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        used = dict(zip(names, pool.map(lambda name: products(calls[name]), names), strict=True))
+    said = {probe: words(used[probe], used[whole], whole) for probe, whole in pairs.items()}
+    return {probe: text for probe, text in said.items() if text}
 
 
 def is_whole(entrant: Entrant, probe: Entrant) -> bool:
