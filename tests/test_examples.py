@@ -18,7 +18,7 @@ EXAMPLES = sorted(path.parent for path in (BUNDLE / "examples").glob("**/git-log
 # Kernels that name the card they were tuned on, and stay as the gate judged them (the example's lessons say so).
 JUDGED_WITH_A_CONSTANT = {"maxpool3d": ["kernel.py", "v2_kernel.py"]}
 # Their lessons say by how much.
-GOAL_MISSED = {"attention_backward", "int8_linear", "linear_cross_entropy"}
+GOAL_MISSED = {"attention_backward", "fp8_block_product", "int8_linear", "linear_cross_entropy"}
 RESULTS = BUNDLE / "docs" / "results.json"
 RESULTS_H100 = BUNDLE / "docs" / "results-h100.json"
 BENCHMARK = BUNDLE / "benchmarks" / "run_examples.py"

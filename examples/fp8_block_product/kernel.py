@@ -1,15 +1,24 @@
-"""fp8 product with block scales in CUDA C++: warps with roles, tiles of 256 x 128, clusters of two blocks that share x.
+"""fp8 product with block scales in CUDA C++: warps with roles, clusters of two blocks, tiles of 256 x 256 of a cluster.
 
- * Roles: a producer warp asks TMA for the operands, STAGES steps of 128 of k ahead and across tiles. Two consumer
-   warpgroups own 128 rows of the tile each, as two halves of 64. A half's products of a step go into fresh sums, which are
-   then added, scaled, to its sums in fp32: 128 and 64 registers. While one warpgroup scales, the other one multiplies.
- * The two blocks of a cluster work on the same rows and on neighbouring columns; each fetches half of the rows for both.
- * Scales go through shared memory: every fourth step TMA brings those of four steps, 16 bytes a row, with the operands.
-   Loads of single scales by the consumers touch a line for each row, and wgmma reads its operands through the same pipe.
- * The result leaves from the stages: a consumer writes it over its own rows of x in the last two stages of the tile, which
-   its own products alone read, and hands them back to the producers when the next tile's first product is issued. So all
-   of the memory is stages, and the result of a tile costs one barrier.
- * Up to 64 rows of x: the transposed product, w x^T. Rows or scales that TMA cannot address are copied to whole 16 bytes.
+`wide_kernel`, for a depth of whole 512 and columns of whole 32:
+
+* A block's tile is 128 rows x 256 columns. Each of two consumer warpgroups owns 64 rows, as two sums of 128 columns. A
+  step is 128 of k: a product with the first 128 rows of w, then one with the other 128. Each goes into fresh sums, which
+  are then added, scaled, in fp32. The two blocks of a cluster work on neighbouring rows; each fetches 128 rows of w for
+  both.
+* Four steps are unrolled, one a stage, so addresses are constants. The next step's barrier is tested while a product
+  runs. Scales are read while a product runs; TMA brings those of four steps with the operands of the first of them.
+* The result leaves from the registers, under the first product of the next tile. TMA fetches the rows of w in such an
+  order that a thread has 8 neighbouring columns: a store has 16 bytes a thread, 64 a row, and needs no shared memory.
+* No instruction takes several of the fp32 sums as one operand, so ptxas can give a sum and its product registers of
+  different banks.
+
+`product_kernel`, for other depths and columns: tiles of 256 x 128. A consumer warpgroup owns 128 rows, as two halves of
+64. The blocks of a cluster share x. The result leaves through the last two stages.
+
+`few_rows_kernel`, for up to 64 rows of x: the transposed product, w x^T.
+
+Rows or scales that TMA cannot address are copied to whole 16 bytes first.
 """
 
 import functools
@@ -17,10 +26,15 @@ import functools
 import torch
 from torch.utils.cpp_extension import load_inline
 
-HALVES = 2  # of 64 rows that a consumer warpgroup owns
-BN = 128  # columns of a tile: as many as have one scale of w
-STAGES = 4  # of the ring of operands
-GROUP = 8  # row tiles that are walked together
+WIDE_GROUP = 8  # row tiles of 256 that wide_kernel walks together
+HALVES = 2  # of 64 rows that a consumer warpgroup of product_kernel owns
+BN = 128  # columns of product_kernel's tile: as many as have one scale of w
+STAGES = 4  # of product_kernel's ring of operands
+GROUP = 8  # row tiles that product_kernel walks together
+# Of wide_kernel. "uniform scales": all are 1, of one uniform register; "no loads": none after a block's first two turns,
+# so operands and scales stay random; "an eighth of the scaling": 8 of 64 sums are added.
+PROBE = ""
+PROBES = ("", "uniform scales", "no loads", "an eighth of the scaling")
 
 
 def wgmma(n):
@@ -44,6 +58,7 @@ CUDA = r"""
 #include <stdint.h>
 
 typedef uint32_t u32;
+enum Probe { WHOLE, UNIFORM_SCALES, NO_LOADS, FEW_SUMS };
 constexpr int BM = 128 * HALVES, BK = 128, CLUSTER = 2, THREADS = 384;
 constexpr int SLICES = BN / 64;  // 64 columns of the result leave together; they lie in a stage's 64 rows of x
 constexpr int HELD = SLICES;     // stages that the result of a tile takes
@@ -60,6 +75,7 @@ __device__ __forceinline__ void bar_expect(u32 bar, u32 bytes) { asm volatile("m
 __device__ __forceinline__ void bar_arrive_at(u32 bar, u32 block) {  // the same barrier in a block of the cluster
     asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(block) : "memory");
 }
+__device__ __forceinline__ void bar_arrive_there(u32 bar) { asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(bar) : "memory"); }  // an address of the cluster
 __device__ __forceinline__ void bar_wait(u32 bar, u32 parity) {
     asm volatile("{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n@p bra done;\nbra again;\ndone:\n}" ::"r"(bar), "r"(parity) : "memory");
 }
@@ -88,12 +104,13 @@ __device__ __forceinline__ float word(u32 at) {
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(r) : "r"(at) : "memory");
     return r;
 }
-// Tiles of a cluster: the same BM rows, BN columns for each block; GROUP tiles of rows are walked together.
-__device__ __forceinline__ void place(int tile, const Shape& s, int& row, int& column) {
-    const int columns = (s.columns + CLUSTER * BN - 1) / (CLUSTER * BN), per_group = GROUP * columns, first = tile / per_group * GROUP;
-    const int rows = min(s.row_tiles - first, GROUP), within = tile % per_group;
-    row = (first + within % rows) * BM, column = within / rows * CLUSTER * BN;
+// Tiles of a cluster: `tall` rows and `broad` columns; `group` tiles of rows are walked together.
+__device__ __forceinline__ void place_of(int tile, const Shape& s, int tall, int broad, int group, int& row, int& column) {
+    const int columns = (s.columns + broad - 1) / broad, per_group = group * columns, first = tile / per_group * group;
+    const int rows = min(s.row_tiles - first, group), within = tile % per_group;
+    row = (first + within % rows) * tall, column = within / rows * broad;
 }
+__device__ __forceinline__ void place(int tile, const Shape& s, int& row, int& column) { place_of(tile, s, BM, CLUSTER * BN, GROUP, row, column); }
 
 __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map, const __grid_constant__ CUtensorMap y_map,
@@ -229,6 +246,173 @@ __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");  // no block ends while another still arrives at its barriers
 }
 
+// Tiles of 128 rows x 256 columns of a block, see the top of the file.
+namespace wide {
+constexpr int ROWS = 128, COLUMNS = 256, TURN = 4;  // steps of a turn: as many as stages
+constexpr u32 X_BYTES = ROWS * BK, W_BYTES = 128 * BK, STAGE_BYTES = X_BYTES + 2 * W_BYTES, SLOT_BYTES = 16 * ROWS + 128;
+constexpr u32 SHARED_BYTES = TURN * STAGE_BYTES + 2 * SLOT_BYTES + 16 * TURN + 1024;
+
+__device__ __forceinline__ void place(int tile, const Shape& s, int& row, int& column) { place_of(tile, s, CLUSTER * ROWS, COLUMNS, WIDE_GROUP, row, column); }
+
+// 128 rows of w for both blocks. Line 32 a + 8 b + 2 c + d has the row 32 a + 8 c + 2 b + d of w, see `finish`.
+__device__ __forceinline__ void load_lines(u32 to, const CUtensorMap* map, u32 bar, int k, int row) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %4, %4, %5}], [%2], %6;"
+                 ::"r"(to), "l"(map), "r"(bar), "r"(k), "r"(0), "r"(row / 32), "h"((uint16_t)3) : "memory");
+}
+__device__ __forceinline__ u32 bar_test(u32 bar, u32 parity) {
+    u32 over;
+    asm volatile("{\n.reg .pred p;\nmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(over) : "r"(bar), "r"(parity) : "memory");
+    return over;
+}
+__device__ __forceinline__ void store16(__nv_bfloat16* to, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void prefetch(const CUtensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// Where the compiler sees a constant here, ptxas spills.
+__device__ __forceinline__ void make_zero(float& x) { asm volatile("mov.f32 %0, 0f00000000;" : "=f"(x)); }
+
+__global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS, 1)
+    wide_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap scale_x_map, const __grid_constant__ CUtensorMap scale_w_map, __nv_bfloat16* y, Shape s, float one) {
+    extern __shared__ uint8_t raw[];
+    const u32 ring = (shared_address(raw) + 1023) & ~1023u, slots = ring + TURN * STAGE_BYTES, full = slots + 2 * SLOT_BYTES, empty = full + 8 * TURN;
+    const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, group = warp / 4;
+    u32 block;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(block));
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < TURN; ++i) bar_init(full + 8 * i, 1), bar_init(empty + 8 * i, 8 * CLUSTER);  // a consumer warp each
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    if (warp == 8 && lane == 0) prefetch(&x_map), prefetch(&w_map), prefetch(&scale_x_map), prefetch(&scale_w_map);
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const int first = blockIdx.x / CLUSTER, step = gridDim.x / CLUSTER, turns = s.steps / TURN;
+    if (group == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == 8 && lane == 0) {
+            u32 parity = 1;
+            for (int tile = first; tile < s.tiles; tile += step) {
+                int row, column;
+                wide::place(tile, s, row, column);
+                row += block * ROWS;
+                #pragma unroll 1
+                for (int turn = 0; turn < turns; ++turn) {
+                    const u32 scales = slots + (parity ^ 1) * SLOT_BYTES;
+                    #pragma unroll
+                    for (int u = 0; u < TURN; ++u) {
+                        const u32 bar = full + 8 * u, at = ring + u * STAGE_BYTES;
+                        const int k = turn * TURN + u;
+                        bar_wait(empty + 8 * u, parity);
+                        if (PROBE_ == NO_LOADS && (turn > 1 || tile != first)) {
+                            bar_expect(bar, 0);
+                            continue;
+                        }
+                        if (u == 0) {
+                            bar_expect(bar, STAGE_BYTES + 16 * ROWS + 32);
+                            load(scales, &scale_x_map, bar, k, row);
+                            load(scales + 16 * ROWS, &scale_w_map, bar, k, column / 128);
+                        } else bar_expect(bar, STAGE_BYTES);
+                        load(at, &x_map, bar, k * BK, row);
+                        load_lines(at + X_BYTES + block * W_BYTES, &w_map, bar, k * BK, column + block * 128);
+                    }
+                    parity ^= 1;
+                }
+            }
+        }
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        u32 parity = 0, ready = 0;
+        int before = -1;  // a tile whose result has not left
+        float left[64], right[64], d[64];  // sums of 128 columns each, and a product
+        u32 release_at;  // the barrier of the first stage in the block that this lane tells
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(release_at) : "r"(empty), "r"(lane % CLUSTER));
+        const uint64_t a_first = descriptor(ring + group * (X_BYTES / 2)), b_first = descriptor(ring + X_BYTES);
+        const u32 of_x = (group * 64 + warp % 4 * 16 + lane / 4) * 16;  // scales of rows lane / 4 and + 8
+        #pragma unroll
+        for (int i = 0; i < 64; ++i) left[i] = right[i] = 0.0f;
+
+        auto issue = [&](int u, int half) {  // half: which 128 columns
+            const uint64_t a = a_first + u * (STAGE_BYTES / 16), b = b_first + (u * STAGE_BYTES + half * W_BYTES) / 16;
+            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+            #pragma unroll
+            for (int i = 0; i < 4; ++i) multiply(d, a + 2 * i, b + 2 * i, i);
+            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        };
+        auto await = [&]() {
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            #pragma unroll
+            for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(d[i]) :: "memory");
+        };
+        auto add = [&](float (&sums)[64], float f0, float f1) {
+            #pragma unroll
+            for (int i = 0; i < (PROBE_ == FEW_SUMS ? 8 : 64); i += 4) {
+                sums[i] += d[i] * f0, sums[i + 2] += d[i + 2] * f1;
+                sums[i + 1] += d[i + 1] * f0, sums[i + 3] += d[i + 3] * f1;
+            }
+        };
+        auto wait_for = [&](int u, u32 phase) {
+            if (!ready) bar_wait(full + 8 * u, phase);
+        };
+        // A thread has, of the columns 8 j to 8 j + 7 of wgmma, 2 (lane % 4) and the next: lines 32 a + 8 b + 2 c + d, with
+        // j = 4 a + b and c = lane % 4. load_lines puts 8 neighbouring rows of w where a and c are the same.
+        auto finish = [&](int tile) {
+            int row, column;
+            wide::place(tile, s, row, column);
+            row += block * ROWS + group * 64 + warp % 4 * 16 + lane / 4, column += lane % 4 * 8;
+            __nv_bfloat16* to = y + (int64_t)row * s.columns + column;
+            auto leave = [&](const float (&v)[64], int half) {
+                #pragma unroll
+                for (int a = 0; a < 4; ++a) {
+                    const int c = half * 128 + 32 * a;
+                    #pragma unroll
+                    for (int r = 0; r < 2; ++r) {  // row lane / 4, then + 8
+                        const int at = 16 * a + 2 * r;
+                        if (row + 8 * r < s.rows && column + c < s.columns)
+                            store16(to + (int64_t)8 * r * s.columns + c, packed(v[at], v[at + 1]), packed(v[at + 4], v[at + 5]), packed(v[at + 8], v[at + 9]), packed(v[at + 12], v[at + 13]));
+                    }
+                }
+            };
+            leave(left, 0), leave(right, 1);
+        };
+
+        int tile = first, turn = 0;
+        while (true) {
+            if (turn == 0 && tile >= s.tiles) break;
+            const u32 scales = slots + parity * SLOT_BYTES;
+            wait_for(0, parity);
+            issue(0, 0);
+            if (turn == 0) {
+                if (before >= 0) finish(before);
+                #pragma unroll
+                for (int i = 0; i < 64; ++i) make_zero(left[i]), make_zero(right[i]);
+            }
+            #pragma unroll
+            for (int u = 0; u < TURN; ++u) {
+                const float x0 = word(scales + of_x + 4 * u), x1 = word(scales + of_x + 128 + 4 * u);
+                const float w0 = word(scales + 16 * ROWS + 4 * u), w1 = word(scales + 16 * ROWS + 16 + 4 * u);
+                float l0 = x0 * w0, l1 = x1 * w0, r0 = x0 * w1, r1 = x1 * w1;
+                if (PROBE_ == UNIFORM_SCALES) l0 = l1 = r0 = r1 = one;
+                await();
+                add(left, l0, l1);
+                issue(u, 1);
+                ready = bar_test(full + 8 * ((u + 1) % TURN), u + 1 < TURN ? parity : parity ^ 1);
+                await();
+                if (lane < CLUSTER) bar_arrive_there(release_at + 8 * u);
+                add(right, r0, r1);
+                if (u + 1 < TURN) {
+                    wait_for(u + 1, parity);
+                    issue(u + 1, 0);
+                }
+            }
+            parity ^= 1;
+            if (++turn == turns) before = tile, turn = 0, tile += step;
+        }
+        if (before >= 0) finish(before);
+    }
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");  // no block ends while another still arrives at its barriers
+}
+}  // namespace wide
+
 // Few rows of x: y^T = w x^T, so that 64 rows of w are the rows of wgmma and FEW rows of x its columns. A block walks all of k.
 template <int FEW> struct Ring {
     static constexpr u32 W = 64 * BK, X = FEW * BK, STAGE = W + X, COUNT = (200 * 1024) / STAGE, BYTES = COUNT * (STAGE + 16) + 1024;
@@ -337,16 +521,19 @@ __global__ void realign_kernel(const uint8_t* x, const uint8_t* w, uint4* to, co
 // All return 0 or an error: CUDA's, or 10000 and the driver's.
 #define MUST(call) do { int error = int(call); if (error) return error; } while (0)
 
-int map_of(CUtensorMap& map, const void* data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
+int encoded(CUtensorMap& map, const void* data, CUtensorMapDataType type, int dimensions, const cuuint64_t* sizes, const cuuint64_t* strides, const cuuint32_t* box, bool swizzle) {
     static void* encode = nullptr;
     cudaDriverEntryPointQueryResult result;
     if (!encode) MUST(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result));
-    cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)pitch * bytes};
-    cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows}, one[2] = {1, 1};
-    const CUtensorMapSwizzle swizzle = box_columns * bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
-    CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(&map, type, 2, (void*)data, sizes, strides, box, one,
-        CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const cuuint32_t one[5] = {1, 1, 1, 1, 1};
+    CUresult error = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(encode)(&map, type, dimensions, (void*)data, sizes, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        swizzle ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     return error == CUDA_SUCCESS ? 0 : 10000 + int(error);
+}
+int map_of(CUtensorMap& map, const void* data, CUtensorMapDataType type, int bytes, int rows, int columns, int64_t pitch, int box_rows, int box_columns) {
+    const cuuint64_t sizes[2] = {(cuuint64_t)columns, (cuuint64_t)rows}, strides[1] = {(cuuint64_t)pitch * bytes};
+    const cuuint32_t box[2] = {(cuuint32_t)box_columns, (cuuint32_t)box_rows};
+    return encoded(map, data, type, 2, sizes, strides, box, box_columns * bytes == 128);
 }
 
 struct Operands { const void *x, *w; __nv_bfloat16* y; const float *scale_x, *scale_w; int depth, scale_pitch; };
@@ -378,6 +565,30 @@ int many_rows(const Operands& o, Shape s, cudaStream_t stream) {
     return 0;
 }
 
+// Rows of w, a multiple of 32, in the order of load_lines.
+int map_of_lines(CUtensorMap& map, const void* w, int rows, int64_t pitch) {
+    const cuuint64_t sizes[5] = {(cuuint64_t)pitch, 2, 4, 4, (cuuint64_t)rows / 32}, strides[4] = {(cuuint64_t)pitch, (cuuint64_t)8 * pitch, (cuuint64_t)2 * pitch, (cuuint64_t)32 * pitch};
+    const cuuint32_t box[5] = {BK, 2, 4, 4, 4};
+    return encoded(map, w, CU_TENSOR_MAP_DATA_TYPE_UINT8, 5, sizes, strides, box, true);
+}
+
+bool fits_wide(const Shape& s, int depth) { return depth % (BK * wide::TURN) == 0 && s.columns % 32 == 0; }
+
+int wide_tiles(const Operands& o, Shape s, cudaStream_t stream) {
+    CUtensorMap x_map, w_map, scale_x_map, scale_w_map;
+    MUST(map_of(x_map, o.x, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, s.rows, o.depth, o.depth, wide::ROWS, BK));
+    MUST(map_of_lines(w_map, o.w, s.columns, o.depth));
+    MUST(map_of(scale_x_map, o.scale_x, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, s.rows, s.steps, o.scale_pitch, wide::ROWS, 4));
+    MUST(map_of(scale_w_map, o.scale_w, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4, (s.columns + 127) / 128, s.steps, o.scale_pitch, 2, 4));
+    int device, multiprocessors;
+    MUST(cudaGetDevice(&device));
+    MUST(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    MUST(cudaFuncSetAttribute(wide::wide_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, wide::SHARED_BYTES));
+    s.row_tiles = (s.rows + CLUSTER * wide::ROWS - 1) / (CLUSTER * wide::ROWS), s.tiles = s.row_tiles * ((s.columns + wide::COLUMNS - 1) / wide::COLUMNS);
+    wide::wide_kernel<<<min(multiprocessors / CLUSTER, s.tiles) * CLUSTER, THREADS, wide::SHARED_BYTES, stream>>>(x_map, w_map, scale_x_map, scale_w_map, o.y, s, 1.0f);
+    return 0;
+}
+
 int product(const void* x, const void* w, void* y, const float* scale_x, const float* scale_w, void* copies, float* scale_copies, int rows, int columns, int depth, cudaStream_t stream) {
     const int steps = (depth + BK - 1) / BK, pitch = (depth + 15) / 16 * 16, scale_pitch = (steps + 3) / 4 * 4;
     Operands o = {x, w, (__nv_bfloat16*)y, scale_x, scale_w, depth, steps};
@@ -386,7 +597,7 @@ int product(const void* x, const void* w, void* y, const float* scale_x, const f
     if (copies) o.x = copies, o.w = (const uint8_t*)copies + (int64_t)rows * pitch, o.depth = pitch;
     const Shape s = {rows, columns, steps, 0, 0};
     if (scale_copies) o.scale_x = scale_copies, o.scale_w = scale_copies + (int64_t)rows * scale_pitch, o.scale_pitch = scale_pitch;
-    auto launch = rows <= 8 ? few_rows<8> : rows <= 16 ? few_rows<16> : rows <= 32 ? few_rows<32> : rows <= 64 ? few_rows<64> : many_rows;
+    auto launch = rows <= 8 ? few_rows<8> : rows <= 16 ? few_rows<16> : rows <= 32 ? few_rows<32> : rows <= 64 ? few_rows<64> : fits_wide(s, depth) ? wide_tiles : many_rows;
     MUST(launch(o, s, stream));
     return cudaGetLastError();
 }
@@ -401,26 +612,21 @@ static PyModuleDef module = {PyModuleDef_HEAD_INIT, "fp8_block_product", "", -1,
 #define INIT(name) PyInit_##name
 #define INIT_OF(name) INIT(name)
 PyMODINIT_FUNC INIT_OF(TORCH_EXTENSION_NAME)() { return PyModule_Create(&module); }
-""".replace("@WGMMA@", "".join(map(wgmma, sorted({8, 16, 32, 64, BN}))))
+""".replace("@WGMMA@", "".join(map(wgmma, sorted({8, 16, 32, 64, 128, BN}))))
 
 
 @functools.cache
 def extension():
+    constants = {"WIDE_GROUP": WIDE_GROUP, "HALVES": HALVES, "BN": BN, "STAGES": STAGES, "GROUP": GROUP}
+    constants["PROBE_"] = PROBES.index(PROBE)
     return load_inline(
-        f"fp8_block_product_{HALVES}_{BN}_{STAGES}_{GROUP}",
+        "fp8_block_product_" + "_".join(map(str, constants.values())),
         "",
         CUDA,
         no_implicit_headers=True,
         with_pytorch_error_handling=False,
-        extra_cuda_cflags=[
-            "-O3",
-            "-std=c++17",
-            "-gencode=arch=compute_90a,code=sm_90a",
-            f"-DHALVES={HALVES}",
-            f"-DBN={BN}",
-            f"-DSTAGES={STAGES}",
-            f"-DGROUP={GROUP}",
-        ],
+        extra_cuda_cflags=["-O3", "-std=c++17", "-gencode=arch=compute_90a,code=sm_90a"]
+        + [f"-D{name}={value}" for name, value in constants.items()],
     ).run
 
 

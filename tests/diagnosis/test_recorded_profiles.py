@@ -80,10 +80,10 @@ EXPECTED = {  # (class, limiter), first finding, others that must be there, ones
     "depthwise_conv v1": (WAITS, LONG, {OCCUPANCY}, {NO_MMA, LOADS}),  # DRAM 64 %, 77 % long scoreboard, occupancy 47 %
     "depthwise_conv v2": (WAITS, LONG, set(), {NO_MMA, OCCUPANCY, CONFLICTS}),  # DRAM 76 %, 57 %; occupancy 73 %
     "depthwise_conv v3": (DRAM, LEAST, set(), {NO_MMA, LOADS, STORES}),  # DRAM 85 %; loads are 34 MB of 1049
-    # tensor 39 % where arithmetic bounds, barrier 39 %; every warp reads all scales of x, 4 of 32
-    # bytes: 2.1 GB of sectors, more than the operands that cp.async brings
-    "fp8_block_product v0": (("latency", "barrier"), LOADS, {STARVED, BARRIER}, {OCCUPANCY, EXCESS}),
-    "fp8_block_product v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, LOADS, SPILLS}),  # tensor 81 %
+    # tensor 39 % where arithmetic bounds, barrier 39 %; every warp reads all scales of x, 4 of 32 bytes: 12 % of the
+    # sectors of loads, the rest is cp.async, counted apart
+    "fp8_block_product v0": (("latency", "barrier"), STARVED, {BARRIER}, {OCCUPANCY, EXCESS, LOADS}),
+    "fp8_block_product v1": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, LOADS, SPILLS}),  # tensor 87 %
     # tensor 81 %; cp.async is counted apart, so the 4 of 32 bytes of the scales are no finding: test_async_copies.py has
     # the same kernel on an H100 with and without that counter
     "fp8_product v0": (TENSOR, TENSOR_BUSY, set(), {OCCUPANCY, BARRIER, LONG, LOADS, EXCESS}),
