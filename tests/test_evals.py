@@ -327,6 +327,7 @@ TRIALS = {
     "sparse_linear": {"tokens": 5, "width": 16, "columns": 6},
     "nearest_code": {"rows": 5, "count": 9, "width": 6},
     "gated_fp8": {"tokens": 5, "width": 200, "columns": 256},
+    "conv_weight_gradient": {"images": 2, "height": 4, "width": 5, "inputs": 3, "outputs": 6},
 }
 
 
@@ -417,6 +418,18 @@ def test_the_ratios_of_gated_fp8_are_those_that_were_printed():
     final, earlier = (f"{point} ({interval})" for point, interval in ratios)
     assert_in_both("gated_fp8", f"| {final} |")
     assert f"is {final} as fast. Before the other agent's fifth run it was {earlier} as fast." in readme
+
+
+def test_the_ratio_of_conv_weight_gradient_comes_of_what_two_runs_printed():
+    printed = (EVALS / "trials/conv_weight_gradient/printed.txt").read_text()
+    readme = " ".join(account("conv_weight_gradient").split())
+    last = printed.split("== with, run 4")[1]
+    ((own, low, high),) = re.findall(r"^wino +OK +\S+ +\S+ +(\S+)x +(\S+)-(\S+) ", last, re.MULTILINE)
+    kernel, cudnn = (re.findall(rf"\] {name} +median +(\S+) us", last)[-1] for name in ("n214", "cudnn"))
+    other = float(cudnn) / float(kernel)
+    assert_in_both("conv_weight_gradient", f"| {float(own) / other:.2f}x, by two ratios |")
+    assert f"{own}x ({low} to {high}), in turn," in readme
+    assert f"and {other:.3f}x, {cudnn} us to {kernel} us, in the other agent's own loop." in readme
 
 
 def test_a_ratio_that_was_printed_the_other_way_round_is_turned():
@@ -612,6 +625,11 @@ def test_the_latest_problems_compute_what_they_say():
     assert torch.allclose(scale.double(), h.view(5, 2, 128).abs().amax(-1) / 448, rtol=1e-3)
     spread = scale.double().repeat_interleave(128, 1)
     assert ((q.double() * spread - h).abs() <= 0.07 * h.abs() + 0.002 * spread).all()
+    dw, (_, x, dy) = built("conv_weight_gradient", {TRIALS["conv_weight_gradient"]!r})
+    weight = torch.zeros(6, 3, 3, 3, dtype=x.dtype, requires_grad=True)
+    y = torch.nn.functional.conv2d(x.permute(0, 3, 1, 2), weight, padding=1)
+    (wanted,) = torch.autograd.grad(y, weight, dy.permute(0, 3, 1, 2))
+    assert torch.allclose(dw, wanted.permute(0, 2, 3, 1))
     gradients, (_, q, k, v, out, lse, dout) = built("window_gradient", {TRIALS["window_gradient"]!r})
     q, k, v = (one.clone().requires_grad_() for one in (q, k, v))
     apart = torch.arange(2500)[:, None] - torch.arange(2500)
