@@ -242,5 +242,5 @@ def bound_of(call: ast.Call, main: Source) -> tuple[float, float] | str | None:
 def ranking(value: dict) -> list[str]:
     """How it ranks, where that is not by one benchmark."""
     by = value.get("ranking_by", "last")
-    how = "here the default workload must be faster, and no other slower"
+    how = "here the default workload must be faster, or level and another one faster, and none slower"
     return [f"ranking: by the {by} over the benchmarks; {how}"] if by != "last" else []
