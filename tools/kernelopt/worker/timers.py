@@ -11,7 +11,7 @@ from . import persisting
 
 EMPTY_CALLS = 31
 GATE_CYCLES = 20_000  # about 10 us
-EMPTY_ENQUEUE_US = 50.0  # two events on a busy host: on an H200 GATE_CYCLES alone made a pair 10 us too long
+EMPTY_ENQUEUE_US = 50.0  # two events on a busy host: with GATE_CYCLES alone a pair was 12 us too long on an H200
 
 
 class HostTimer:
