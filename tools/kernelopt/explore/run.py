@@ -477,9 +477,9 @@ def finish(entrants: list[Entrant], sandbox: Sandbox, watch: gpu_watch.Watch, pl
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         described = pool.map(lambda one, trace: describe(one, trace, plan.product), living, traces)
         calls = dict(zip((one.name for one in living), described, strict=True))
-    for name, dropped in probes.left_out(ranked(living), calls).items():
-        probe = next(one for one in living if one.name == name)
-        probe.resources = replace(probe.resources, products_dropped=dropped)
+    dropped = probes.left_out(ranked(living), calls)
+    for one in living:
+        one.resources = replace(one.resources, products_dropped=dropped.get(one.name))
 
 
 def describe(entrant: Entrant, trace: Path, product: wiki.Page | None) -> resources.CompiledCall | None:

@@ -28,12 +28,11 @@ def decide(verdict: Verdict, utilization: Utilization | None, comparisons: dict[
 
     utilization: of the default workload (None when the wiki lacks the roof). comparisons: of each workload with the
     best version; None for a first version."""
-    reason = unfit(verdict, utilization) or (comparisons and not_faster(comparisons))
-    if reason:
+    if reason := unfit(verdict, utilization):
         return Decision(False, reason)
     if comparisons is None:
         return Decision(True, "first version: correct, its latency is the baseline")
-    return Decision(True, f"correct and FASTER{gained(comparisons)}")
+    return by_speed(comparisons)
 
 
 def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
@@ -49,22 +48,19 @@ def unfit(verdict: Verdict, utilization: Utilization | None) -> str | None:
     return None
 
 
-def not_faster(comparisons: dict[str, Comparison]) -> str | None:
-    """The reason why a candidate is no gain over the best version."""
+def by_speed(comparisons: dict[str, Comparison]) -> Decision:
+    """Is a right candidate a gain over the best version? The reason is of the workload that decides."""
     speed_ups = {workload: SpeedUp.of(one) for workload, one in comparisons.items()}
-    at, lost = gain.gain_at(speed_ups), gain.loss_at(speed_ups)
+    at, lost, main = gain.gain_at(speed_ups), gain.loss_at(speed_ups), comparisons[MAIN]
     if at is None:
-        return f"{comparisons[MAIN].verdict} against the best version: {comparisons[MAIN].describe()}"
-    return lost and f"faster on the {at} workload, but slower on {lost}: {comparisons[lost].describe()}"
-
-
-def gained(comparisons: dict[str, Comparison]) -> str:
-    """ ": 1.234x (…)" of the default workload, " on tall: 1.234x (…); default EQUAL, 1.001x (…)" of another."""
-    at = gain.gain_at({workload: SpeedUp.of(one) for workload, one in comparisons.items()})
-    main = comparisons[MAIN]
+        return Decision(False, f"{main.verdict} against the best version: {main.describe()}")
+    if lost:
+        slower = comparisons[lost].describe()
+        return Decision(False, f"faster on the {at} workload, but slower on {lost}: {slower}")
     if at == MAIN:
-        return f": {main.describe()}"
-    return f" on {at}: {comparisons[at].describe()}; {MAIN} {main.verdict}, {main.describe()}"
+        return Decision(True, f"correct and FASTER: {main.describe()}")
+    gained = comparisons[at].describe()
+    return Decision(True, f"correct and FASTER on {at}: {gained}; {MAIN} {main.verdict}, {main.describe()}")
 
 
 def impossible(time_us: float, limit_us: float) -> str:
